@@ -1,0 +1,156 @@
+"""Configuration: frozen dataclasses; command line and environment are derived from them.
+
+A field made by `option` becomes `--its-name` and `NEXUSKV_ITS_NAME`. The command line wins over the
+environment, the environment over the default. A wrong value raises ConfigError, which names the key, the
+value and what is allowed.
+"""
+
+import argparse
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypeVar
+
+ENV_PREFIX = "NEXUSKV_"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class ConfigError(Exception):
+    """A setting has a value that is not allowed; the message is for the person who set it."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """A dataclass field that is a command line option and an environment variable."""
+    return field(default=default, metadata=dict(help=help, choices=choices, minimum=minimum, maximum=maximum))
+
+
+@dataclass(frozen=True)
+class CommonConfig:
+    """What every process has."""
+
+    log_level: str = option(
+        "info", "least severe log message that is shown", choices=("debug", "info", "warning", "error")
+    )
+
+
+@dataclass(frozen=True)
+class MemoryManagerConfig(CommonConfig):
+    memory_listen: str = option("127.0.0.1:50052", "address the memory manager serves on")
+    lease_ms: int = option(10_000, "an engine silent for this long loses its blocks", minimum=100)
+
+
+@dataclass(frozen=True)
+class EngineConfig(CommonConfig):
+    engine_listen: str = option("127.0.0.1:50053", "address the engine serves on")
+    memory_address: str = option("127.0.0.1:50052", "where the memory manager is")
+    engine_id: str = option("engine-0", "names this engine; a restarted engine keeps it")
+    model: str = option(
+        "smollm2-135m-instruct", "name of the default model, a directory, a .gguf file or a hub id"
+    )
+    served_model_name: str = option("", "name clients use; default: derived from --model")
+    device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    dtype: str = option(
+        "bfloat16", "compute type of weights and KV cache", choices=("bfloat16", "float16", "float32")
+    )
+    max_model_len: int = option(0, "longest sequence in tokens; 0: the model's context length", minimum=0)
+    kv_blocks: int = option(0, "blocks of 16 tokens in the KV pool; 0: from the device's memory", minimum=0)
+    kv_memory_fraction: float = option(
+        0.25, "share of the free memory the KV pool takes when --kv-blocks is 0", minimum=0.01, maximum=0.95
+    )
+    max_num_seqs: int = option(64, "sequences that run at once", minimum=1, maximum=4096)
+    max_num_batched_tokens: int = option(512, "tokens computed in one step", minimum=16, maximum=65536)
+    max_waiting: int = option(2048, "requests that may wait; one more is refused", minimum=1)
+    num_threads: int = option(0, "compute threads; 0: one per core", minimum=0)
+
+
+@dataclass(frozen=True)
+class FrontendConfig(CommonConfig):
+    host: str = option("127.0.0.1", "interface both doors bind to")
+    http_port: int = option(8080, "port of the OpenAI HTTP API; 0: any free one", minimum=0, maximum=65535)
+    grpc_port: int = option(50051, "port of InferenceService; 0: any free one", minimum=0, maximum=65535)
+    memory_address: str = option("127.0.0.1:50052", "where the memory manager is")
+    engine_address: str = option("127.0.0.1:50053", "where the engine is")
+    drain_timeout_s: float = option(
+        30.0, "seconds that running streams get to finish after SIGTERM", minimum=0
+    )
+    max_body_bytes: int = option(8 << 20, "largest request body", minimum=1024)
+
+
+Config = TypeVar("Config", bound=CommonConfig)
+
+
+def add_arguments(parser: argparse.ArgumentParser, config_classes: Iterable[type[CommonConfig]]) -> None:
+    """One option per field; fields that several classes share become one option."""
+    seen: set[str] = set()
+    for cls in config_classes:
+        for f in fields(cls):
+            if f.name in seen:
+                continue
+            seen.add(f.name)
+            shown = "" if f.default in ("", None) else f" (default: {f.default})"
+            flag = "--" + f.name.replace("_", "-")
+            parser.add_argument(flag, dest=f.name, default=None, help=f.metadata["help"] + shown)
+
+
+def load(cls: type[Config], arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
+    """Builds one config from parsed arguments and the environment. Raises ConfigError."""
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for f in fields(cls):
+        text, key = arguments.get(f.name), "--" + f.name.replace("_", "-")
+        if text is None:
+            key = ENV_PREFIX + f.name.upper()
+            text = environ.get(key)
+        if text is not None:
+            values[f.name] = _parse(key, str(text), hints[f.name], f)
+    return cls(**values)
+
+
+def to_environment(config: CommonConfig) -> dict[str, str]:
+    """The environment from which `load` builds an equal config (how `up` configures its children)."""
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    return {ENV_PREFIX + name.upper(): str(value) for name, value in values.items() if value is not None}
+
+
+def _parse(key: str, text: str, hint: Any, f: "Field[Any]") -> Any:
+    kind = _without_none(hint)
+    meta = f.metadata
+    if kind is bool:
+        if text.lower() in _TRUE + _FALSE:
+            return text.lower() in _TRUE
+        raise ConfigError(f"{key}={text}: must be true or false")
+    if kind is str:
+        if meta["choices"] and text not in meta["choices"]:
+            raise ConfigError(f"{key}={text}: must be one of {', '.join(meta['choices'])}")
+        return text
+    allowed = ("an integer" if kind is int else "a number") + _range_text(meta["minimum"], meta["maximum"])
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ConfigError(f"{key}={text}: must be {allowed}") from None
+    low, high = meta["minimum"], meta["maximum"]
+    if value != value or (low is not None and value < low) or (high is not None and value > high):
+        raise ConfigError(f"{key}={text}: must be {allowed}")
+    return value
+
+
+def _without_none(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        return next(arm for arm in hint.__args__ if arm is not type(None))
+    return hint
+
+
+def _range_text(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    if low is not None:
+        return f" of at least {low}"
+    return "" if high is None else f" of at most {high}"
