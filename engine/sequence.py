@@ -1,0 +1,111 @@
+"""Requests and their sequences: what the engine knows about a stream of tokens."""
+
+import enum
+from dataclasses import dataclass, field
+
+from engine.kv_pool import BLOCK_SIZE
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    output: list[int] = field(default_factory=list)  # generated before, on an engine that was lost
+    num_choices: int = 1
+    tenant: str = ""
+    salt: str = ""
+    adapter: str = ""
+    priority: int = 0
+    arrival: float = 0.0  # seconds since the epoch
+    report_blocks: bool = False
+    disable_speculation: bool = False
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"  # holds no blocks
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One choice of a request.
+
+    The first `num_computed` of its tokens have their K/V in the pool. A running sequence whose
+    `num_computed` is all but the last token decodes; before that it prefills.
+    """
+
+    def __init__(self, request: Request, index: int, order: int) -> None:
+        self.request = request
+        self.index = index
+        self.order = order  # of arrival
+        self.tokens = [*request.prompt, *request.output]
+        self.num_prompt = len(request.prompt)
+        self.status = Status.WAITING
+        self.sequence_id = 0  # in the memory manager, new at every admission
+        self.block_table: list[int] = []
+        self.num_computed = 0
+        self.num_reported = 0  # final tokens the memory manager knows
+        self.num_written_reported = 0
+        self.num_cached: int | None = None  # prompt tokens found in the cache at first admission
+        self.first_scheduled: float | None = None
+        self.num_preemptions = 0
+        self.siblings: list[Sequence] = []  # choices to be forked when the prompt is computed
+        self.started = False  # an output has been sent
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def capacity(self) -> int:
+        """Token slots granted."""
+        return len(self.block_table) * BLOCK_SIZE
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """While the prompt of the first choice is computed for the first time."""
+        asked = self.request.sampling.num_prompt_logprobs is not None
+        return asked and self.index == 0 and not self.started
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """Sorts the most urgent first: higher priority, then earlier arrival."""
+        return (-self.request.priority, self.order)
+
+    def drop_blocks(self) -> None:
+        """Forgets everything in the pool: the sequence was preempted or has ended."""
+        self.block_table = []
+        self.num_computed = self.num_reported = self.num_written_reported = 0

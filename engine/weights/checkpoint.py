@@ -1,0 +1,32 @@
+"""A checkpoint: a configuration and named tensors, from whatever file format."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from engine.errors import ModelError
+from engine.model.config import ModelConfig
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+class Checkpoint(Protocol):
+    """Tensors carry their Hugging Face names and layout, whatever the file calls them."""
+
+    config: ModelConfig
+    path: Path
+    fingerprint: str  # names the weights: equal for equal files
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """float32, of exactly that shape. Raises ModelError naming a missing or misshapen tensor."""
+        ...
+
+    def has(self, name: str) -> bool: ...
+
+
+def check_shape(path: Path, name: str, found: Iterable[int], wanted: tuple[int, ...]) -> None:
+    found = tuple(found)
+    if found != wanted:
+        raise ModelError(f"{path.name}: tensor {name} has shape {list(found)}, expected {list(wanted)}")

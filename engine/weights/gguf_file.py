@@ -1,0 +1,149 @@
+"""Reads GGUF files of the Llama, Mistral, Qwen2 and Qwen3 families through the `gguf` package."""
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from engine.errors import ModelError
+from engine.model.config import ModelConfig, RopeScaling
+from engine.weights.checkpoint import check_shape
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+_LAYER_NAMES = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_proj.bias": "attn_q.bias",
+    "self_attn.k_proj.bias": "attn_k.bias",
+    "self_attn.v_proj.bias": "attn_v.bias",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+_TOP_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+class GgufCheckpoint:
+    """A `Checkpoint` in one GGUF file; quantised tensors are widened to float32 when asked for."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        reader = _open(path)
+        self._fields = {key: field for key, field in reader.fields.items()}
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.config = self._read_config(name)
+        self.fingerprint = _fingerprint(path)
+
+    def has(self, name: str) -> bool:
+        return _gguf_name(name) in self._tensors
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        stored = self._tensors.get(_gguf_name(name))
+        if stored is None:
+            raise ModelError(f"{self.path.name}: tensor {name} ({_gguf_name(name)}) is missing")
+        check_shape(self.path, name, (int(n) for n in reversed(stored.shape)), shape)
+        try:
+            values = gguf.dequantize(stored.data, stored.tensor_type)
+        except NotImplementedError:
+            kind = stored.tensor_type.name
+            raise ModelError(f"{self.path.name}: tensor {name} is quantised as {kind}, unsupported") from None
+        array = np.array(values, dtype=np.float32).reshape(shape)
+        if self.config.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = self.config.num_heads if "q_proj" in name else self.config.num_kv_heads
+            array = _unpermute(array, heads)
+        return torch.from_numpy(array)
+
+    def _value(self, key: str, default: Any = None) -> Any:
+        field = self._fields.get(key)
+        if field is not None:
+            return field.contents()
+        if default is None:
+            raise ModelError(f"{self.path.name}: metadata key {key} is missing")
+        return default
+
+    def _read_config(self, name: str) -> ModelConfig:
+        arch = self._value("general.architecture")
+        if arch not in ARCHITECTURES:
+            allowed = ", ".join(ARCHITECTURES)
+            raise ModelError(f"{self.path.name}: architecture {arch!r} is unknown; served are {allowed}")
+        heads = self._value(f"{arch}.attention.head_count")
+        hidden = self._value(f"{arch}.embedding_length")
+        vocab = self._tensors["token_embd.weight"].shape[1] if "token_embd.weight" in self._tensors else 0
+        return ModelConfig(
+            name=name,
+            architecture=arch,
+            num_layers=self._value(f"{arch}.block_count"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=self._value(f"{arch}.attention.head_count_kv", heads),
+            head_dim=self._value(f"{arch}.attention.key_length", hidden // heads),
+            intermediate_size=self._value(f"{arch}.feed_forward_length"),
+            vocab_size=int(vocab),
+            max_position=self._value(f"{arch}.context_length"),
+            rms_norm_eps=self._value(f"{arch}.attention.layer_norm_rms_epsilon"),
+            rope_theta=self._value(f"{arch}.rope.freq_base", 10_000.0),
+            rope_scaling=self._rope_scaling(arch),
+            tie_embeddings="output.weight" not in self._tensors,
+            eos_token_ids=self._eos_token_ids(),
+        ).validate()
+
+    def _rope_scaling(self, arch: str) -> RopeScaling | None:
+        kind = self._value(f"{arch}.rope.scaling.type", "none")
+        if kind == "none":
+            return None
+        original = self._value(f"{arch}.rope.scaling.original_context_length", 8192)
+        return RopeScaling(
+            kind, self._value(f"{arch}.rope.scaling.factor", 1.0), original_max_position=original
+        )
+
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+        return tuple(sorted({int(self._value(key)) for key in keys if key in self._fields}))
+
+
+def _open(path: Path) -> gguf.GGUFReader:
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelError(f"{path}: not a GGUF file")
+    try:
+        return gguf.GGUFReader(path)
+    except (ValueError, IndexError, KeyError, struct.error, OverflowError, MemoryError) as error:
+        raise ModelError(f"{path}: truncated or damaged GGUF file ({error})") from error
+
+
+def _gguf_name(name: str) -> str:
+    if name in _TOP_NAMES:
+        return _TOP_NAMES[name]
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{_LAYER_NAMES.get(rest, rest)}"
+
+
+def _unpermute(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """GGUF interleaves the rotary halves of Llama's q and k rows; back to the half-split layout."""
+    rows = weight.shape[0]
+    return weight.reshape(num_heads, rows // num_heads // 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def _fingerprint(path: Path) -> str:
+    """Size, head and tail of the file: cheap for many gigabytes, different for different weights."""
+    digest = hashlib.sha256(str(path.stat().st_size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(1 << 20))
+        file.seek(max(0, path.stat().st_size - (1 << 20)))
+        digest.update(file.read())
+    return digest.hexdigest()[:16]
