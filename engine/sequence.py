@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass, field
 
 from engine.kv_pool import BLOCK_SIZE
+from engine.logprobs import Logprobs
 
 
 class FinishReason(enum.Enum):
@@ -59,7 +60,9 @@ class Sequence:
     `num_computed` is all but the last token decodes; before that it prefills.
     """
 
-    def __init__(self, request: Request, index: int, order: int) -> None:
+    def __init__(
+        self, request: Request, index: int, order: int, siblings: tuple["Sequence", ...] = ()
+    ) -> None:
         self.request = request
         self.index = index
         self.order = order  # of arrival
@@ -74,7 +77,8 @@ class Sequence:
         self.num_cached: int | None = None  # prompt tokens found in the cache at first admission
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
-        self.siblings: list[Sequence] = []  # choices to be forked when the prompt is computed
+        self.siblings = siblings  # choices to be forked when the prompt is computed
+        self.prompt_logprobs: list[Logprobs] = []  # one per prefill chunk
         self.started = False  # an output has been sent
 
     @property
@@ -95,6 +99,11 @@ class Sequence:
         return len(self.block_table) * BLOCK_SIZE
 
     @property
+    def max_tokens(self) -> int:
+        """Prompt and output at most."""
+        return self.num_prompt + self.request.sampling.max_tokens
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """While the prompt of the first choice is computed for the first time."""
         asked = self.request.sampling.num_prompt_logprobs is not None
@@ -109,3 +118,11 @@ class Sequence:
         """Forgets everything in the pool: the sequence was preempted or has ended."""
         self.block_table = []
         self.num_computed = self.num_reported = self.num_written_reported = 0
+
+    def take_blocks_of(self, other: "Sequence") -> None:
+        """Continues where another sequence with the same prompt stands."""
+        self.sequence_id, self.block_table = other.sequence_id, other.block_table
+        self.num_computed, self.num_reported = other.num_computed, other.num_reported
+        self.num_written_reported = other.num_written_reported
+        other.sequence_id = 0
+        other.drop_blocks()

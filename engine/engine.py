@@ -1,0 +1,62 @@
+"""The engine: schedule, run, postprocess."""
+
+from dataclasses import dataclass
+
+from engine.kv_pool import KVPool
+from engine.ledger import Ledger
+from engine.memory_client import MemoryClient
+from engine.metrics import EngineMetrics
+from engine.outputs import SequenceOutput
+from engine.runner import Model, ModelRunner
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.sequence import Request
+
+
+@dataclass(frozen=True)
+class Load:
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free: int  # free or evictable now
+
+
+class Engine:
+    """Used from one thread; `services` feeds it and takes what it puts out."""
+
+    def __init__(
+        self,
+        model: Model,
+        kv: KVPool,
+        memory: MemoryClient,
+        limits: SchedulerLimits,
+        model_fingerprint: str,
+    ) -> None:
+        self.metrics = EngineMetrics()
+        self._limits = limits
+        self._ledger = Ledger(memory, kv.copy_blocks)
+        self._scheduler = Scheduler(self._ledger, limits, model_fingerprint, self.metrics)
+        self._runner = ModelRunner(model, kv)
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises RequestError when it cannot be served."""
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str, error: str = "") -> None:
+        """Takes effect before the next step; unknown ids are ignored."""
+        self._scheduler.abort(request_id, error)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def step(self) -> list[SequenceOutput]:
+        batch = self._scheduler.schedule()
+        result = None if batch is None else self._runner.run(batch)
+        return self._scheduler.postprocess(batch, result)
+
+    def load(self) -> Load:
+        """May be called from another thread: a snapshot of counters."""
+        available = self._ledger.num_free + self._ledger.num_evictable
+        return Load(
+            self._scheduler.num_running, self._scheduler.num_waiting, self._limits.num_blocks, available
+        )

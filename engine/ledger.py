@@ -1,0 +1,226 @@
+"""The engine's side of the conversation with the memory manager.
+
+Collects what there is to say about sequences, sends it as one update, and applies the answer to them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from engine.kv_pool import BLOCK_SIZE
+from engine.memory_client import (
+    Acquire,
+    AcquireStatus,
+    Advance,
+    Fork,
+    MemoryClient,
+    Room,
+    Update,
+    UpdateAnswer,
+)
+from engine.sequence import Sequence
+
+# Room asked for beyond the next token: the update is answered while the step after the next runs.
+LOOKAHEAD_TOKENS = 1
+
+
+@dataclass
+class Outcome:
+    """What an answer changed, beyond the tables of running sequences."""
+
+    admitted: list[Sequence] = field(default_factory=list)
+    forked: list[Sequence] = field(default_factory=list)
+    fork_refused: list[Sequence] = field(default_factory=list)
+    short: list[tuple[Sequence, int]] = field(default_factory=list)  # with the blocks it needs
+    never: list[tuple[Sequence, int, int]] = field(default_factory=list)  # needs, could have
+    parked: list[Sequence] = field(default_factory=list)  # wait for a prefix that is being computed
+    woken: set[int] = field(default_factory=set)  # sequence ids
+
+
+@dataclass
+class _Sent:
+    """The sequences behind the entries of the outstanding update."""
+
+    rooms: list[Sequence]
+    forks: list[tuple[Sequence, Sequence]]
+    acquires: list[Sequence]
+
+
+class Ledger:
+    def __init__(self, memory: MemoryClient, copy_blocks: Callable[[list[int], list[int]], None]) -> None:
+        self._memory = memory
+        self._copy_blocks = copy_blocks
+        self._pending = Update()
+        self._forks: list[tuple[Sequence, Sequence]] = []
+        self._sent: _Sent | None = None
+        self._by_id: dict[int, Sequence] = {}
+        self._last_sequence_id = 0
+        self.num_free = 0
+        self.num_fenced = 0
+        self.num_evictable = 0
+
+    @property
+    def is_outstanding(self) -> bool:
+        return self._sent is not None
+
+    @property
+    def epoch_ended(self) -> bool:
+        return self._memory.epoch_ended
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something is left to say although no sequence runs."""
+        return not self._pending.is_empty or self.is_outstanding or self.num_fenced > 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had now or after the running step."""
+        return self.num_free + self.num_fenced + self.num_evictable
+
+    def register(self, num_blocks: int, model_fingerprint: str, timeout_s: float) -> bool:
+        """Opens an epoch, in which no sequence is known; False when nobody answered in time."""
+        if not self._memory.register(num_blocks, model_fingerprint, timeout_s):
+            return False
+        self.num_free, self.num_fenced, self.num_evictable = num_blocks, 0, 0
+        return True
+
+    def forget(self) -> list[Sequence]:
+        """The epoch has ended: nothing said or asked for counts. Answers the children of lost forks."""
+        forks = self._forks + (self._sent.forks if self._sent is not None else [])
+        self._pending, self._forks, self._sent = Update(), [], None
+        self._by_id.clear()
+        self.num_free = self.num_fenced = self.num_evictable = 0
+        return [child for _, child in forks if child.sequence_id]
+
+    def release(self, sequence: Sequence) -> None:
+        """Ends a sequence's stay in the pool; its last tokens are reported by the same call."""
+        if sequence.sequence_id == 0:
+            return
+        self._report(sequence)
+        self._pending.releases.append(sequence.sequence_id)
+        self._by_id.pop(sequence.sequence_id, None)
+        sequence.drop_blocks()
+        sequence.sequence_id = 0
+
+    def inherit(self, heir: Sequence, ended: Sequence) -> None:
+        """The heir takes over an ended sequence's stay: both begin with the same prompt."""
+        heir.take_blocks_of(ended)
+        self._by_id[heir.sequence_id] = heir
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Asks for a child that continues the parent's prompt."""
+        child.sequence_id = self._new_id()
+        self._forks.append((parent, child))
+
+    def send(self, running: Iterable[Sequence], candidates: list[Sequence], step: int) -> bool:
+        """Sends everything there is to say; answers whether the next step should wait for the answer.
+
+        `step` is the number of the last step, which has completed.
+        """
+        update, forks = self._pending, self._forks
+        self._pending, self._forks = Update(), []
+        parents = {id(parent) for parent, _ in forks}
+        rooms: list[Sequence] = []
+        for sequence in running:
+            self._report(sequence, update, hold_output=id(sequence) in parents)
+            wanted = min(
+                sequence.num_tokens + LOOKAHEAD_TOKENS, max(sequence.num_tokens, sequence.max_tokens)
+            )
+            if sequence.capacity < wanted:
+                update.rooms.append(Room(sequence.sequence_id, wanted - sequence.num_reported))
+                rooms.append(sequence)
+        for parent, child in forks:
+            update.forks.append(Fork(parent.sequence_id, child.sequence_id))
+        for sequence in candidates:
+            update.acquires.append(self._acquire(sequence))
+        if update.is_empty and self.num_fenced == 0:
+            return False
+        update.launched_step = update.completed_step = step
+        self._memory.send(update)
+        self._sent = _Sent(rooms, forks, candidates)
+        return bool(candidates or forks or any(s.capacity < s.num_tokens for s in rooms))
+
+    def receive(self, timeout_s: float) -> Outcome | None:
+        """Applies the outstanding answer; None when it has not come. Raises StaleEpochError."""
+        answer = self._memory.receive(timeout_s)
+        if answer is None or self._sent is None:
+            return None
+        sent, self._sent = self._sent, None
+        return self._apply(sent, answer)
+
+    def _apply(self, sent: _Sent, answer: UpdateAnswer) -> Outcome:
+        outcome = Outcome(woken=set(answer.wake))
+        for replacement in answer.replacements:
+            sequence = self._by_id.get(replacement.sequence_id)
+            if sequence is not None:
+                sequence.block_table[replacement.logical_index] = replacement.block
+        for sequence, blocks in zip(sent.rooms, answer.rooms, strict=True):
+            if sequence.sequence_id:
+                sequence.block_table.extend(blocks)
+        self._apply_forks(sent, answer, outcome)
+        self._apply_acquires(sent, answer, outcome)
+        self.num_free, self.num_fenced = answer.num_free, answer.num_fenced
+        self.num_evictable = answer.num_evictable
+        return outcome
+
+    def _apply_forks(self, sent: _Sent, answer: UpdateAnswer, outcome: Outcome) -> None:
+        for (parent, child), result in zip(sent.forks, answer.forks, strict=True):
+            if not child.sequence_id:
+                continue  # aborted meanwhile; its release is pending
+            if not result.granted:
+                child.sequence_id = 0
+                outcome.fork_refused.append(child)
+                continue
+            replaced = dict(result.copies)
+            shared = parent.block_table[: -(-child.num_prompt // BLOCK_SIZE)]
+            child.block_table = [replaced.get(block, block) for block in shared]
+            child.num_computed = child.num_reported = child.num_written_reported = child.num_prompt
+            self._copy_blocks(list(replaced), list(replaced.values()))
+            self._by_id[child.sequence_id] = child
+            outcome.forked.append(child)
+
+    def _apply_acquires(self, sent: _Sent, answer: UpdateAnswer, outcome: Outcome) -> None:
+        for sequence, result in zip(sent.acquires, answer.acquires, strict=True):
+            if not sequence.sequence_id:
+                continue  # aborted meanwhile; its release is pending
+            match result.status:
+                case AcquireStatus.GRANTED:
+                    sequence.block_table = result.block_table
+                    sequence.num_computed = sequence.num_written_reported = result.num_cached
+                    sequence.num_reported = sequence.num_tokens
+                    if sequence.num_cached is None:
+                        sequence.num_cached = result.num_cached
+                    self._by_id[sequence.sequence_id] = sequence
+                    outcome.admitted.append(sequence)
+                case AcquireStatus.WAIT:
+                    outcome.parked.append(sequence)
+                case AcquireStatus.SHORT:
+                    outcome.short.append((sequence, result.num_needed))
+                case AcquireStatus.NEVER:
+                    sequence.sequence_id = 0
+                    outcome.never.append((sequence, result.num_needed, result.num_limit))
+
+    def _report(self, sequence: Sequence, update: Update | None = None, *, hold_output: bool = False) -> None:
+        """Adds what is new about a running sequence: final tokens and how many are written."""
+        if sequence.sequence_id not in self._by_id:
+            return
+        # A token whose block has not been granted yet is reported with the next call.
+        final = sequence.num_prompt if hold_output else min(sequence.num_tokens, sequence.capacity)
+        tokens = sequence.tokens[sequence.num_reported : final]
+        written = min(sequence.num_computed, final)
+        if not tokens and written == sequence.num_written_reported:
+            return
+        (update or self._pending).advances.append(Advance(sequence.sequence_id, tokens, written))
+        sequence.num_reported, sequence.num_written_reported = final, written
+
+    def _acquire(self, sequence: Sequence) -> Acquire:
+        if not sequence.sequence_id:
+            sequence.sequence_id = self._new_id()
+        request = sequence.request
+        return Acquire(
+            sequence.sequence_id, request.tenant, request.salt, request.adapter, request.priority,
+            list(sequence.tokens), match_prefix=not sequence.wants_prompt_logprobs,
+        )  # fmt: skip
+
+    def _new_id(self) -> int:
+        self._last_sequence_id += 1
+        return self._last_sequence_id

@@ -1,0 +1,72 @@
+"""Runs a batch: model, logits, sampling."""
+
+import time
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine.batch import Batch, ScheduledSequence
+from engine.kv_pool import KVPool
+from engine.logprobs import logprobs_of
+from engine.sampler import Sampled, SampleRow, sample
+
+
+class Model(Protocol):
+    def forward(self, batch: Batch, kv: KVPool) -> torch.Tensor:
+        """Writes every row's K/V into the pool; final hidden states [T, H]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [R, H] to float32 logits [R, vocab]."""
+        ...
+
+
+class StepResult(NamedTuple):
+    """Per scheduled sequence: what was sampled for it and each of its unforked siblings, or None where
+    the step did not reach its last token."""
+
+    sampled: list[list[Sampled] | None]
+    seconds: float
+
+
+class ModelRunner:
+    def __init__(self, model: Model, kv: KVPool) -> None:
+        self._model = model
+        self._kv = kv
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> StepResult:
+        started = time.perf_counter()
+        hidden = self._model.forward(batch, self._kv)
+        logits = self._logits(hidden, batch)
+        rows: list[SampleRow] = []
+        spans: list[slice | None] = []
+        at = 0
+        for item in batch.scheduled:
+            if item.sequence.wants_prompt_logprobs:
+                self._collect_prompt_logprobs(logits[at : at + item.num_tokens], item)
+                at += item.num_tokens - (1 if item.completes else 0)
+            if not item.completes:
+                spans.append(None)
+                continue
+            group = (item.sequence, *item.sequence.siblings)
+            spans.append(slice(len(rows), len(rows) + len(group)))
+            rows.extend(SampleRow(at, sequence) for sequence in group)
+            at += 1
+        sampled = sample(logits, rows)
+        per_sequence = [None if span is None else sampled[span] for span in spans]
+        return StepResult(per_sequence, time.perf_counter() - started)
+
+    def _logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        rows = torch.from_numpy(batch.logit_rows)
+        if len(rows) == 0:
+            return hidden.new_empty(0, 0)
+        return self._model.logits(hidden if len(rows) == len(hidden) else hidden[rows])
+
+    def _collect_prompt_logprobs(self, logits: torch.Tensor, item: ScheduledSequence) -> None:
+        """Row j of a chunk predicts prompt token start + j + 1; the last prompt token predicts the output."""
+        sequence = item.sequence
+        num_top = sequence.request.sampling.num_prompt_logprobs
+        following = sequence.tokens[item.start + 1 : item.start + item.num_tokens + 1]
+        if following and num_top is not None:
+            sequence.prompt_logprobs.append(logprobs_of(logits[: len(following)], following, num_top))

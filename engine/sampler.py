@@ -1,0 +1,93 @@
+"""From logits to tokens: penalties and biases, then sampling, with log probabilities where asked for."""
+
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.kernels.sampling import sample_rows
+from engine.logprobs import Logprobs, logprobs_of
+from engine.sequence import SamplingParams, Sequence
+
+
+class Sampled(NamedTuple):
+    tokens: list[int]
+    logprobs: Logprobs | None
+
+
+class SampleRow(NamedTuple):
+    """The next token of `sequence` is drawn from logits row `row`."""
+
+    row: int
+    sequence: Sequence
+
+
+def sample(logits: torch.Tensor, rows: Rows[SampleRow]) -> list[Sampled]:
+    """One token for each of `rows` from float32 logits [R, vocab]."""
+    if not rows:
+        return []
+    chosen_rows = [r.row for r in rows]
+    values = logits if chosen_rows == list(range(len(logits))) else logits[chosen_rows]
+    if any(_is_adjusted(r.sequence) for r in rows):
+        values = values.clone()
+        for i, r in enumerate(rows):
+            if _is_adjusted(r.sequence):
+                _adjust(values[i], r.sequence)
+    tokens = _draw(values, rows)
+    return [Sampled([token], _logprobs(logits, r, token)) for r, token in zip(rows, tokens, strict=True)]
+
+
+def _draw(values: torch.Tensor, rows: Rows[SampleRow]) -> list[int]:
+    params = [r.sequence.request.sampling for r in rows]
+    out = np.empty(len(rows), np.int32)
+    sample_rows(
+        values.numpy(),
+        np.array([p.temperature for p in params], np.float32),
+        np.array([p.top_k for p in params], np.int32),
+        np.array([p.top_p for p in params], np.float32),
+        np.array([p.min_p for p in params], np.float32),
+        np.array([p.seed for p in params], np.uint64),
+        np.array([r.sequence.index for r in rows], np.int64),
+        np.array([r.sequence.num_tokens for r in rows], np.int64),
+        out,
+    )
+    return [int(token) for token in out]
+
+
+def _logprobs(logits: torch.Tensor, row: SampleRow, token: int) -> Logprobs | None:
+    num_top = row.sequence.request.sampling.num_logprobs
+    return None if num_top is None else logprobs_of(logits[row.row : row.row + 1], [token], num_top)
+
+
+def _is_adjusted(sequence: Sequence) -> bool:
+    p = sequence.request.sampling
+    return bool(
+        p.logit_bias
+        or p.repetition_penalty != 1.0
+        or p.frequency_penalty != 0.0
+        or p.presence_penalty != 0.0
+        or sequence.num_output < p.min_tokens
+    )
+
+
+def _adjust(values: torch.Tensor, sequence: Sequence) -> None:
+    """Applies penalties, biases and the ban on early stops to one row of logits, in place."""
+    p = sequence.request.sampling
+    if p.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(sequence.tokens)))
+        scores = values[seen]
+        values[seen] = torch.where(scores > 0, scores / p.repetition_penalty, scores * p.repetition_penalty)
+    output = sequence.tokens[sequence.num_prompt :]
+    if output and (p.frequency_penalty != 0.0 or p.presence_penalty != 0.0):
+        ids, counts = np.unique(output, return_counts=True)
+        penalties = p.frequency_penalty * counts + p.presence_penalty
+        values[torch.from_numpy(ids)] -= torch.from_numpy(penalties).float()
+    for token, bias in p.logit_bias.items():
+        values[token] += bias
+    if sequence.num_output < p.min_tokens:
+        _ban_stops(values, p)
+
+
+def _ban_stops(values: torch.Tensor, params: SamplingParams) -> None:
+    values[list(params.stop_token_ids)] = -torch.inf

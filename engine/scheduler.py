@@ -1,0 +1,279 @@
+"""Continuous batching with chunked prefill over blocks that the memory manager grants."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.batch import Batch, ScheduledSequence, build_batch
+from engine.errors import MemoryManagerError, QueueFullError, StaleEpochError, TooLargeError
+from engine.kv_pool import BLOCK_SIZE
+from engine.ledger import Ledger, Outcome
+from engine.metrics import EngineMetrics
+from engine.outputs import SequenceOutput
+from engine.runner import StepResult
+from engine.sampler import Sampled
+from engine.sequence import FinishReason, Request, Sequence, Status
+from engine.step_budget import StepBudget
+from engine.stopping import append_tokens
+from engine.waiting import WaitingQueue
+
+logger = logging.getLogger(__name__)
+
+# How long a step with nothing to compute waits for the memory manager before it looks at new requests.
+IDLE_WAIT_S = 0.05
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    num_blocks: int
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_waiting: int = 2048
+    max_model_len: int = 8192
+
+
+class Scheduler:
+    """Owns every sequence. One thread calls it."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        limits: SchedulerLimits,
+        model_fingerprint: str,
+        metrics: EngineMetrics,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._ledger = ledger
+        self._limits = limits
+        self._model_fingerprint = model_fingerprint
+        self._metrics = metrics
+        self._clock = clock
+        self._budget = StepBudget(limits.max_num_batched_tokens)
+        self._registered = False
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []
+        self._requests: dict[str, list[Sequence]] = {}
+        self._ended: list[SequenceOutput] = []  # terminal outputs not made by a step's tokens
+        self._num_added = 0
+        self._num_steps = 0
+        self._short_of = 0  # blocks the first waiting sequence needs and could not have
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._ended or self._ledger.has_news or not self._registered)
+
+    # ---- requests come and go
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises QueueFullError or TooLargeError."""
+        if len(self._waiting) >= self._limits.max_waiting:
+            raise QueueFullError(f"{len(self._waiting)} requests are waiting, as many as are allowed")
+        num_tokens, room = len(request.prompt) + len(request.output), self._limits.num_blocks * BLOCK_SIZE
+        if num_tokens + 1 > min(room, self._limits.max_model_len):
+            raise TooLargeError(
+                f"{num_tokens} tokens do not fit: the pool holds {room}, "
+                f"the model's context {self._limits.max_model_len}"
+            )
+        siblings = tuple(self._new_sequence(request, i) for i in range(1, request.num_choices))
+        first = self._new_sequence(request, 0, siblings)
+        self._requests[request.request_id] = [first, *siblings]
+        self._waiting.add(first)
+
+    def abort(self, request_id: str, error: str = "") -> None:
+        """Ends every choice that has not ended; unknown ids are ignored."""
+        for sequence in self._requests.get(request_id, []):
+            if sequence.status is not Status.FINISHED:
+                self._end(sequence, FinishReason.ABORT, error)
+
+    def _new_sequence(self, request: Request, index: int, siblings: tuple[Sequence, ...] = ()) -> Sequence:
+        self._num_added += 1
+        return Sequence(request, index, self._num_added, siblings)
+
+    # ---- schedule
+
+    def schedule(self) -> Batch | None:
+        """Talks to the memory manager and picks what the next step computes; None when there is nothing."""
+        try:
+            self._exchange()
+        except MemoryManagerError as error:
+            logger.warning("%s; registering again, %d sequences start over", error, len(self._running))
+            self._lose_all_blocks()
+        scheduled = self._pick()
+        if not scheduled:
+            return None
+        self._num_steps += 1
+        now = self._clock()
+        for item in scheduled:
+            if item.sequence.first_scheduled is None:
+                item.sequence.first_scheduled = now
+        return build_batch(tuple(scheduled))
+
+    def _exchange(self) -> None:
+        """One update with the memory manager, overlapped with the step where nothing waits for it."""
+        if not self._registered:
+            self._registered = self._ledger.register(
+                self._limits.num_blocks, self._model_fingerprint, IDLE_WAIT_S
+            )
+            if not self._registered:
+                return
+        if self._ledger.epoch_ended:
+            raise StaleEpochError("the memory manager has ended the epoch")
+        if self._ledger.is_outstanding:
+            self._settle(0.0 if self._pick() else IDLE_WAIT_S)
+        if self._ledger.is_outstanding:
+            return
+        self._preempt_if_short()
+        should_wait = self._ledger.send(self._running, self._candidates(), self._num_steps)
+        if should_wait or not self._running:
+            self._settle(IDLE_WAIT_S)
+
+    def _settle(self, timeout_s: float) -> None:
+        outcome = self._ledger.receive(timeout_s)
+        if outcome is not None:
+            self._apply(outcome)
+
+    def _apply(self, outcome: Outcome) -> None:
+        for sequence in outcome.admitted:
+            self._waiting.discard(sequence)
+            self._metrics.observe_admission(sequence)
+            self._run(sequence)
+        for sequence in outcome.forked:
+            self._run(sequence)
+        for sequence in outcome.fork_refused:
+            self._waiting.add(sequence)
+        for sequence in outcome.parked:
+            self._waiting.park(sequence)
+        self._waiting.wake(outcome.woken)
+        for sequence, needed, limit in outcome.never:
+            self._end(sequence, FinishReason.ABORT, f"needs {needed} blocks, may have {limit}")
+        self._short_of = outcome.short[0][1] if outcome.short else 0
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.status = Status.RUNNING
+        self._running.append(sequence)
+        self._running.sort(key=lambda s: s.urgency)
+
+    def _candidates(self) -> list[Sequence]:
+        """Waiting sequences to ask blocks for, as many as may fit by what is known."""
+        # Each running sequence may soon need one more block.
+        available = self._ledger.num_available - len(self._running)
+        if self._running and self._short_of > available:
+            return []
+        candidates: list[Sequence] = []
+        for sequence in self._waiting.first(self._limits.max_num_seqs - len(self._running)):
+            available -= -(-sequence.num_tokens // BLOCK_SIZE)
+            # What is cached costs nothing, so the first one is always asked for.
+            if candidates and available < 0:
+                break
+            candidates.append(sequence)
+        return candidates
+
+    def _preempt_if_short(self) -> None:
+        """Sends the least urgent sequences back to wait when others cannot write their next token."""
+        stuck = [s for s in self._running if s.capacity < s.num_tokens]
+        missing = len(stuck) - self._ledger.num_available
+        while missing > 0 and len(self._running) > 1:
+            victim = self._running.pop()
+            missing -= 1 + sum(1 for s in stuck if s is victim)
+            self._metrics.num_preemptions += 1
+            victim.num_preemptions += 1
+            self._send_back(victim)
+
+    def _send_back(self, sequence: Sequence) -> None:
+        self._ledger.release(sequence)
+        sequence.status = Status.WAITING
+        self._waiting.add(sequence)
+
+    def _lose_all_blocks(self) -> None:
+        """The epoch is over: every running sequence has tokens but no blocks."""
+        self._registered = False
+        self._waiting.wake_all()
+        for sequence in self._running:
+            sequence.status = Status.WAITING
+            sequence.drop_blocks()
+            self._waiting.add(sequence)
+        self._running.clear()
+        for child in self._ledger.forget():
+            self._waiting.add(child)
+        for sequence in (s for group in self._requests.values() for s in group):
+            sequence.sequence_id = 0
+
+    def _pick(self) -> list[ScheduledSequence]:
+        """Decodes first, then prefill chunks, most urgent first, within the step's budget."""
+        decodes = [s for s in self._running if s.num_uncomputed == 1 and s.capacity >= s.num_tokens]
+        budget = self._budget.num_tokens(num_decodes=len(decodes))
+        picked = [ScheduledSequence(s, s.num_computed, 1) for s in decodes[:budget]]
+        budget -= len(picked)
+        for sequence in self._running:
+            if budget <= 0:
+                break
+            if sequence.num_uncomputed > 1:
+                count = min(sequence.num_uncomputed, sequence.capacity - sequence.num_computed, budget)
+                if count > 0:
+                    picked.append(ScheduledSequence(sequence, sequence.num_computed, count))
+                    budget -= count
+        return picked
+
+    # ---- postprocess
+
+    def postprocess(self, batch: Batch | None, result: StepResult | None) -> list[SequenceOutput]:
+        """Applies a step's tokens; answers what there is to send, terminal outputs included."""
+        outputs, self._ended = self._ended, []
+        if batch is None or result is None:
+            return outputs
+        self._budget.observe(batch.num_tokens, result.seconds)
+        self._metrics.observe_step(batch, result.seconds)
+        for item, sampled in zip(batch.scheduled, result.sampled, strict=True):
+            item.sequence.num_computed += item.num_tokens
+            if sampled is not None:
+                outputs.extend(self._extend(item.sequence, sampled))
+        return outputs
+
+    def _extend(self, sequence: Sequence, sampled: list[Sampled]) -> list[SequenceOutput]:
+        """Appends what was sampled for a sequence and, at the end of their prompt, its siblings."""
+        group = (sequence, *sequence.siblings)
+        sequence.siblings = ()
+        outputs = [
+            append_tokens(choice, one, self._limits.max_model_len)
+            for choice, one in zip(group, sampled, strict=True)
+        ]
+        for choice, output in zip(group, outputs, strict=True):
+            if output.finish_reason is not None:
+                self._finish(choice)
+        alive = [choice for choice in group if choice.status is not Status.FINISHED]
+        if sequence.status is Status.FINISHED:
+            self._running.remove(sequence)
+            if not alive:
+                self._ledger.release(sequence)
+            else:
+                self._ledger.inherit(alive[0], sequence)
+                self._run(alive[0])
+        for child in alive[1:]:
+            self._ledger.fork(alive[0], child)
+        return outputs
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
+        """Ends a sequence between steps."""
+        self._waiting.discard(sequence)
+        if sequence in self._running:
+            self._running.remove(sequence)
+        self._ledger.release(sequence)
+        self._finish(sequence)
+        self._ended.append(
+            SequenceOutput(sequence.request.request_id, sequence.index, [], reason, error=error)
+        )
+
+    def _finish(self, sequence: Sequence) -> None:
+        sequence.status = Status.FINISHED
+        group = self._requests[sequence.request.request_id]
+        if all(choice.status is Status.FINISHED for choice in group):
+            del self._requests[sequence.request.request_id]

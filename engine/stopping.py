@@ -1,0 +1,37 @@
+"""Appends sampled tokens to a sequence and finds out whether they end it."""
+
+from engine.logprobs import concatenate, first_of
+from engine.outputs import SequenceOutput
+from engine.sampler import Sampled
+from engine.sequence import FinishReason, Sequence
+
+
+def append_tokens(sequence: Sequence, sampled: Sampled, max_model_len: int) -> SequenceOutput:
+    """Appends the tokens up to the first that ends the sequence; stop tokens win over the length."""
+    sampling, kept, reason = sequence.request.sampling, 0, None
+    for token in sampled.tokens:
+        sequence.tokens.append(token)
+        kept += 1
+        if token in sampling.stop_token_ids and sequence.num_output >= sampling.min_tokens:
+            reason = FinishReason.STOP
+        elif sequence.num_output >= sampling.max_tokens or sequence.num_tokens >= max_model_len:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            break
+    is_first, sequence.started = not sequence.started, True
+    logprobs = sampled.logprobs
+    return SequenceOutput(
+        sequence.request.request_id,
+        sequence.index,
+        sampled.tokens[:kept],
+        reason,
+        matched_stop_token=sequence.tokens[-1] if reason is FinishReason.STOP else None,
+        logprobs=None if logprobs is None else first_of(logprobs, kept),
+        prompt_logprobs=concatenate(sequence.prompt_logprobs)
+        if is_first and sequence.prompt_logprobs
+        else None,
+        num_cached_tokens=sequence.num_cached if is_first else None,
+        first_scheduled=sequence.first_scheduled if is_first else None,
+        sequence_id=sequence.sequence_id if is_first else None,
+        block_table=list(sequence.block_table) if sequence.request.report_blocks else None,
+    )
