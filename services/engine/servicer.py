@@ -12,7 +12,7 @@ from nexuskv.v1 import engine_pb2 as pb
 from nexuskv.v1 import engine_pb2_grpc
 from services.arrays import unpack_int32
 from services.engine.convert import load_to_pb, pool_to_pb
-from services.engine.sessions import Sessions
+from services.engine.sessions import FrontendSession, Sessions
 from services.engine.worker import EngineWorker
 
 DRAIN_POLL_S = 0.05
