@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 from engine.build import EngineOptions, LoadedModel, load_model
+from engine.errors import ModelError
 from nexuskv.v1 import engine_pb2_grpc
 from services.config import EngineConfig
 from services.engine.memory_client import GrpcMemoryClient
@@ -12,6 +13,7 @@ from services.engine.servicer import EngineServicer
 from services.engine.worker import EngineWorker
 from services.grpc_server import GrpcServer
 from services.signals import wait_for_signal
+from services.startup import StartError
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,10 @@ def engine_options(config: EngineConfig) -> EngineOptions:
 
 async def run_engine(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
     """Loads the model, then serves until SIGTERM or SIGINT. `on_ready` hears the address."""
-    loaded = await asyncio.to_thread(load_model, engine_options(config))
+    try:
+        loaded = await asyncio.to_thread(load_model, engine_options(config))
+    except ModelError as error:
+        raise StartError(str(error)) from error
     await serve(config, loaded, on_ready)
 
 

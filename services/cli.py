@@ -1,0 +1,99 @@
+"""The `nexuskv` command."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from services.config import (
+    CommonConfig,
+    ConfigError,
+    EngineConfig,
+    FrontendConfig,
+    MemoryManagerConfig,
+    add_arguments,
+    load,
+)
+from services.startup import StartError
+
+_COMMANDS: dict[str, tuple[str, tuple[type[CommonConfig], ...]]] = {
+    "up": (
+        "start memory manager, engine and frontend here, restart what dies; Ctrl-C drains",
+        (FrontendConfig, EngineConfig, MemoryManagerConfig),
+    ),
+    "memory-manager": ("one memory manager", (MemoryManagerConfig,)),
+    "engine": ("one engine", (EngineConfig,)),
+    "frontend": ("one frontend", (FrontendConfig,)),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        asyncio.run(_run(arguments.command, vars(arguments), os.environ))
+    except (ConfigError, StartError) as error:
+        print(f"nexuskv {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _run(command: str, arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Coroutine[Any, Any, None]:
+    """Imports only what the command needs: the client's machine has no torch."""
+    logging.basicConfig(
+        level=load(CommonConfig, arguments, environ).log_level.upper(),
+        format=f"%(asctime)s %(levelname)s {command} %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    if command == "memory-manager":
+        from services.memory.process import run_memory_manager
+
+        return run_memory_manager(
+            load(MemoryManagerConfig, arguments, environ), lambda address: _say_ready(f"memory={address}")
+        )
+    if command == "engine":
+        from services.engine.process import run_engine
+
+        return run_engine(
+            load(EngineConfig, arguments, environ), lambda address: _say_ready(f"engine={address}")
+        )
+    if command == "frontend":
+        from services.frontend.process import run_frontend
+
+        return run_frontend(
+            load(FrontendConfig, arguments, environ),
+            lambda at: _say_ready(f"http={at.http} grpc={at.grpc} model={at.model}"),
+        )
+    from services.supervisor import SystemConfig, run_system
+
+    config = SystemConfig(
+        load(MemoryManagerConfig, arguments, environ),
+        load(EngineConfig, arguments, environ),
+        load(FrontendConfig, arguments, environ),
+    )
+    return run_system(config, lambda line: print(line, flush=True))
+
+
+def _say_ready(what: str) -> None:
+    print(f"ready {what}", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nexuskv",
+        description="LLM serving with a memory manager of its own. "
+        "Every option can also be an environment variable: --http-port is NEXUSKV_HTTP_PORT.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (help_text, config_classes) in _COMMANDS.items():
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        add_arguments(command, config_classes)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""`nexuskv up`: starts the three processes on this machine, restarts what dies, drains on Ctrl-C."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from services.config import (
+    CommonConfig,
+    ConfigError,
+    EngineConfig,
+    FrontendConfig,
+    MemoryManagerConfig,
+    to_environment,
+)
+from services.signals import wait_for_signal
+from services.startup import StartError
+
+logger = logging.getLogger(__name__)
+
+READY_PREFIX = "ready "
+FIRST_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.1, 5.0
+# A process that lived this long was healthy: its next restart is quick again.
+HEALTHY_S = 30.0
+STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class SystemConfig:
+    memory_manager: MemoryManagerConfig
+    engine: EngineConfig
+    frontend: FrontendConfig
+
+    def on_free_ports(self) -> "SystemConfig":
+        """The inner addresses moved to ports that are free now; only the doors' ports are for people."""
+        memory, engine = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
+        return SystemConfig(
+            replace(self.memory_manager, memory_listen=memory),
+            replace(self.engine, engine_listen=engine, memory_address=memory),
+            replace(self.frontend, engine_address=engine, memory_address=memory),
+        )
+
+
+class Child:
+    """One supervised process. It says `ready …` on its standard output when it serves."""
+
+    def __init__(self, command: str, config: CommonConfig) -> None:
+        self.command = command
+        self._environment = {**os.environ, **to_environment(config)}
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self.ready_line = ""
+
+    async def start(self) -> None:
+        """Answers when the process is ready. Raises StartError when it ends before."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.cli",
+            self.command,
+            env=self._environment,
+            stdout=asyncio.subprocess.PIPE,
+            # Ctrl-C in a terminal reaches a whole process group; the order of stopping is ours.
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        while line := (await process.stdout.readline()).decode():
+            if line.startswith(READY_PREFIX):
+                self.ready_line = line.strip()
+                return
+        code = await process.wait()
+        raise StartError(f"the {self.command} did not start (exit code {code}); its reason stands above")
+
+    async def keep_alive(self) -> None:
+        """Restarts the process whenever it ends, until it is stopped."""
+        delay = FIRST_RESTART_DELAY_S
+        while not self._stopping:
+            assert self._process is not None
+            since = time.monotonic()
+            code = await self._process.wait()
+            if self._stopping:
+                return
+            if time.monotonic() - since > HEALTHY_S:
+                delay = FIRST_RESTART_DELAY_S
+            logger.warning("the %s ended (exit code %d); restarting in %.1f s", self.command, code, delay)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, MAX_RESTART_DELAY_S)
+            with contextlib.suppress(StartError):
+                await self.start()
+
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        self._stopping = True
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout_s)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+async def run_system(config: SystemConfig, on_ready: Callable[[str], None]) -> None:
+    """Runs until SIGTERM or SIGINT. `on_ready` hears the ready line. Raises StartError or ConfigError."""
+    _check_doors(config.frontend)
+    config = config.on_free_ports()
+    memory = Child("memory-manager", config.memory_manager)
+    engine = Child("engine", config.engine)
+    frontend = Child("frontend", config.frontend)
+    stop = asyncio.create_task(wait_for_signal())
+    run = asyncio.create_task(_start_and_watch([memory, engine, frontend], on_ready))
+    try:
+        await asyncio.wait([stop, run], return_when=asyncio.FIRST_COMPLETED)
+        if run.done():
+            run.result()
+    finally:
+        run.cancel()
+        stop.cancel()
+        # The frontend drains while the other two still serve it.
+        await frontend.stop(config.frontend.drain_timeout_s + STOP_TIMEOUT_S)
+        await engine.stop()
+        await memory.stop()
+
+
+async def _start_and_watch(children: list[Child], on_ready: Callable[[str], None]) -> None:
+    memory, engine, frontend = children
+    await asyncio.gather(memory.start(), engine.start())
+    await frontend.start()
+    on_ready(frontend.ready_line)
+    await asyncio.gather(*(child.keep_alive() for child in children))
+
+
+def _check_doors(config: FrontendConfig) -> None:
+    """A port in use is said at once, not after the model has loaded."""
+    for option, port in (("--http-port", config.http_port), ("--grpc-port", config.grpc_port)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((config.host, port))
+            except OSError as error:
+                raise ConfigError(
+                    f"{option}={port}: cannot listen on {config.host}:{port}: {error.strerror}"
+                ) from error
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
