@@ -29,7 +29,7 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/mypy --no-namespace-packages tests
 	$(BIN)/lint-imports
-	$(BIN)/python tests/stale_stubs.py
+	$(BIN)/python -m tests.stale_stubs
 
 bench: install  ## ONLY=memory runs a part
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY))
@@ -41,9 +41,7 @@ soak: install
 	$(BIN)/pytest -m slow $(ARGS)
 
 protos: install
-	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --grpc_python_out=protos \
-	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
-	  --mypy_out=quiet:protos --mypy_grpc_out=quiet:protos $$(cd protos && ls nexuskv/v1/*.proto)
+	$(BIN)/python protos/generate.py protos
 
 gpu-check: install
 	$(BIN)/python -m engine.gpu_check
