@@ -1,0 +1,155 @@
+"""One prompt on the engine: what the engine says about it, turned into deltas for its reader."""
+
+import asyncio
+import time
+
+import grpc
+
+from nexuskv.v1 import engine_pb2, inference_pb2
+from services.errors import ServiceError, unavailable
+from services.frontend.choice import Choice
+from services.frontend.engine_outputs import unpack_ids, unpack_logprobs
+from services.frontend.metrics import RequestMetrics
+from services.frontend.outputs import Delta, FinishReason, Timings, TokenLogprob, Usage
+
+_FINISH_REASONS = {
+    inference_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    inference_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
+}
+
+
+class Generation:
+    """Runs on the event loop. Ends exactly once: every choice finished, or `error` set.
+
+    The reader may be as slow as it likes: what it has not taken is kept in one piece per choice, so a
+    request never holds more than its own answer.
+    """
+
+    def __init__(
+        self,
+        submit: engine_pb2.Submit,
+        choices: list[Choice],
+        prompt_tokens: int,
+        wake: asyncio.Event,
+        wake_per_token: bool,
+        metrics: RequestMetrics,
+    ) -> None:
+        self.submit = submit  # all that another engine would need to take the request over
+        self.choices = choices
+        self.usage = Usage(prompt_tokens=prompt_tokens)
+        self.timings = Timings(arrival=submit.arrival)
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.sequence_id: int | None = None
+        self.pool: engine_pb2.PoolState | None = None  # as of the last step
+        self.accepted = False
+        self.error: ServiceError | None = None
+        self._wake = wake
+        self._wake_per_token = wake_per_token
+        self._metrics = metrics
+        self.num_running = len(choices)  # choices that the engine has not ended
+
+    @property
+    def done(self) -> bool:
+        return self.error is not None or all(choice.finish_reason for choice in self.choices)
+
+    def take(self) -> list[Delta]:
+        """What is new for each choice since the last call."""
+        return [delta for choice in self.choices if (delta := choice.take()) is not None]
+
+    def accept(self) -> None:
+        self.accepted = True
+        self._wake.set()
+
+    def fail(self, error: ServiceError) -> None:
+        """Ends the request with an error unless it has ended already."""
+        if self.done:
+            return
+        self.error = error
+        self._metrics.failed(error)
+        self._wake.set()
+
+    def abort(self) -> None:
+        """Ends every unfinished choice with ABORT, keeping what it has said."""
+        if self.done:
+            return
+        now = time.time()
+        for choice in self.choices:
+            if choice.finish_reason is None:
+                choice.finish(FinishReason.ABORT, now)
+        self._finished()
+
+    def take_output(self, output: engine_pb2.SequenceOutput, pool: engine_pb2.PoolState, now: float) -> None:
+        """One step's output for one choice. `now`: seconds since the epoch."""
+        if output.finish_reason:
+            self.num_running -= 1
+        if output.error:
+            self.fail(unavailable(f"the engine gave the request up: {output.error}", "ENGINE_ABORTED"))
+            return
+        choice = self.choices[output.index]
+        if self.done or choice.finish_reason is not None:
+            return
+        self.accepted, self.pool = True, pool
+        if output.HasField("num_cached_tokens") or output.HasField("first_scheduled"):
+            self._take_first(output)
+        num_before = choice.num_tokens
+        self._take_tokens(choice, output, now)
+        self._count(choice, output, choice.num_tokens - num_before, now)
+        if all(choice.finish_reason for choice in self.choices):
+            self._finished()
+        elif self._wake_per_token and choice.has_news():
+            self._wake.set()
+
+    def _take_first(self, output: engine_pb2.SequenceOutput) -> None:
+        if self.timings.first_scheduled is None:
+            self.timings.first_scheduled = output.first_scheduled
+            self.usage.cached_tokens = output.num_cached_tokens
+            self.sequence_id = output.sequence_id
+        if output.prompt_logprobs:
+            prompt = unpack_ids(self.submit.prompt_token_ids)
+            self.prompt_logprobs = unpack_logprobs(
+                prompt[1:], output.prompt_logprobs, output.prompt_top_logprob_ids, output.prompt_top_logprobs
+            )
+
+    def _take_tokens(self, choice: Choice, output: engine_pb2.SequenceOutput, now: float) -> None:
+        token_ids = unpack_ids(output.token_ids)
+        logprobs: list[TokenLogprob] = []
+        if output.logprobs:
+            logprobs = unpack_logprobs(
+                token_ids, output.logprobs, output.top_logprob_ids, output.top_logprobs
+            )
+        stop_token = stop_logprob = None
+        if output.HasField("matched_stop_token"):
+            stop_token = token_ids.pop()
+            stop_logprob = logprobs.pop() if logprobs else None
+        choice.push(token_ids, logprobs, now, unpack_ids(output.block_table) if output.block_table else [])
+        if output.finish_reason and choice.finish_reason is None:
+            reason = _FINISH_REASONS[output.finish_reason]
+            choice.finish(reason, now, stop_token, stop_logprob)
+
+    def _count(self, choice: Choice, output: engine_pb2.SequenceOutput, num_tokens: int, now: float) -> None:
+        usage, timings = self.usage, self.timings
+        usage.completion_tokens += num_tokens
+        if output.num_draft_tokens:
+            usage.draft_tokens += output.num_draft_tokens
+            usage.accepted_tokens += output.num_accepted_tokens
+            self._metrics.drafted(output.num_draft_tokens, output.num_accepted_tokens)
+        if num_tokens == 0:
+            return
+        if timings.first_token is None:
+            timings.first_token = now
+            self._metrics.first_token(usage, now - timings.arrival)
+        if choice.last_token_at is not None:
+            self._metrics.next_tokens(now - choice.last_token_at)
+        choice.last_token_at = timings.last_token = now
+        self._metrics.generated(num_tokens)
+
+    def _finished(self) -> None:
+        for choice in self.choices:
+            self._metrics.finished(choice.finish_reason or FinishReason.ABORT)
+        self._metrics.timed(self.timings)
+        self._wake.set()
+
+
+def cancelled() -> ServiceError:
+    return ServiceError(grpc.StatusCode.CANCELLED, "the client went away", "CLIENT_GONE")

@@ -1,0 +1,86 @@
+"""Reads a request's JSON body, strictly and within a bound."""
+
+import json
+from typing import Any
+
+import grpc
+from fastapi import Request
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+
+from services.errors import ServiceError, invalid
+from services.frontend.generation import cancelled
+from services.frontend.rules import shown
+
+
+async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The body's object, fields that are null left out (null means omitted). Raises ServiceError."""
+    _check_content_type(request)
+    value = _parse(await _read(request, max_bytes))
+    if not isinstance(value, dict):
+        raise invalid("body", f"the body must be a JSON object, got {shown(value)}", "INVALID_JSON")
+    return {key: entry for key, entry in value.items() if entry is not None}
+
+
+class BodyTooLarge(ServiceError):
+    @property
+    def http_status(self) -> int:
+        return 413
+
+
+def _check_content_type(request: Request) -> None:
+    content_type = request.headers.get("content-type", "application/json")
+    kind = content_type.split(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise invalid(
+            "content-type",
+            f"the content type must be application/json, got {shown(content_type)}",
+            "INVALID_CONTENT_TYPE",
+        )
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    data = bytearray()
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > max_bytes:
+                raise BodyTooLarge(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"the body must have at most {max_bytes} bytes",
+                    "BODY_TOO_LARGE",
+                    field="body",
+                )
+    except ClientDisconnect as error:
+        raise cancelled() from error
+    return bytes(data)
+
+
+def _parse(data: bytes) -> Any:
+    try:
+        # NaN and Infinity are let through here: the field's own rule names the field.
+        return from_json(data, allow_inf_nan=True)
+    except ValueError as error:
+        if (path := _lone_surrogate(data)) is not None:
+            raise invalid(path, f"{path} must be valid Unicode, got a lone surrogate") from error
+        raise invalid("body", f"the body is not valid JSON: {error}", "INVALID_JSON") from error
+
+
+def _lone_surrogate(data: bytes) -> str | None:
+    """The path of the first string that holds a lone surrogate, if that is what is wrong with the body."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    pending: list[tuple[str, Any]] = [("body", value)]
+    while pending:
+        path, entry = pending.pop()
+        if isinstance(entry, str) and any("\ud800" <= letter <= "\udfff" for letter in entry):
+            return path
+        if isinstance(entry, dict):
+            prefix = "" if path == "body" else path + "."
+            pending += [(f"{prefix}{key}", item) for key, item in entry.items()]
+            pending += [(path, key) for key in entry]
+        elif isinstance(entry, list):
+            pending += [(f"{path}[{i}]", item) for i, item in enumerate(entry)]
+    return None

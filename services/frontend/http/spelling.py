@@ -1,0 +1,52 @@
+"""Small JSON pieces that chat and text completions share."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from services.frontend.outputs import Delta, TokenLogprob, Usage
+from services.frontend.text.tokenizer import Tokenizer
+
+# What stands for a probability of zero, as OpenAI's API has it; JSON has no -Infinity.
+_NO_CHANCE = -9999.0
+
+to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "nexuskv": {"draft_tokens": usage.draft_tokens, "accepted_tokens": usage.accepted_tokens},
+    }
+
+
+def finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _NO_CHANCE
+
+
+def visible_logprobs(delta: Delta) -> Sequence[TokenLogprob]:
+    """Without the stop token that ended the choice: it is no part of the text."""
+    return delta.logprobs[:-1] if isinstance(delta.matched_stop, int) else delta.logprobs
+
+
+def prompt_logprobs(
+    prompt_ids: Sequence[int], entries: Sequence[TokenLogprob], tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """One object per prompt token: token id → logprob and text; the first token has none."""
+    values: list[dict[str, Any] | None] = [None]
+    for entry in entries:
+        pairs = [*entry.top, (entry.token_id, entry.logprob)]
+        values.append(
+            {
+                str(token_id): {
+                    "logprob": finite(logprob),
+                    "decoded_token": tokenizer.token_text(token_id),
+                }
+                for token_id, logprob in pairs
+            }
+        )
+    return values if prompt_ids else []

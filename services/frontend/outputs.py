@@ -1,0 +1,67 @@
+"""What a request produces, as both doors see it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class TokenLogprob(NamedTuple):
+    """A token and its alternatives, best first, from the unmodified distribution."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+    offset: int = 0  # characters of the choice's text before the token
+
+
+class TokenEvent(NamedTuple):
+    """One token as it came out of the engine; times are seconds since the epoch."""
+
+    text: str
+    at: float
+    block_ids: list[int]
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new for one choice. Text never contains a stop string or a split character."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None  # the stop string or the stop token's id
+    events: list[TokenEvent] = field(default_factory=list)  # only when asked for
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def add(self, other: "Usage") -> None:
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.cached_tokens += other.cached_tokens
+        self.draft_tokens += other.draft_tokens
+        self.accepted_tokens += other.accepted_tokens
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds since the epoch; None where it did not happen."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None

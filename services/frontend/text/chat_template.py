@@ -1,0 +1,54 @@
+"""The model's own Jinja chat template, rendered in a sandbox."""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from services.frontend.text.errors import ModelTextError, TemplateError
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """`special_tokens`: bos_token, eos_token … by name. Raises ModelTextError for a broken template."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelTextError(f"the model's chat template does not parse: {error}") from error
+        self._special_tokens = special_tokens
+
+    def render(self, messages: Sequence[Message], **variables: Any) -> str:
+        """The prompt text, ready for the assistant's turn. Raises TemplateError when the template refuses."""
+        options = {"add_generation_prompt": True, "tools": None, "documents": None, **variables}
+        try:
+            return self._template.render(messages=messages, **self._special_tokens, **options)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
