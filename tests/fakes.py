@@ -20,7 +20,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
         self.aborted: list[str] = []
         self.rejection: pb.Rejected | None = None
         self.pause_after = 1 << 30  # tokens of a choice, then the engine waits
-        self.session: asyncio.Task[object] | None = None
+        self.hang_up = asyncio.Event()  # set: sessions end, and so does every request
 
     async def GetEngineInfo(self, request: object, context: object) -> pb.GetEngineInfoResponse:
         return self.info
@@ -31,17 +31,22 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
     async def Session(
         self, requests: AsyncIterator[pb.SessionRequest], context: object
     ) -> AsyncIterator[pb.SessionResponse]:
-        self.session = asyncio.current_task()
-        responses: asyncio.Queue[pb.SessionResponse] = asyncio.Queue()
+        responses: asyncio.Queue[pb.SessionResponse | None] = asyncio.Queue()
         reader = asyncio.create_task(self._read(requests, responses))
+        closer = asyncio.create_task(self._close(responses))
         try:
-            while True:
-                yield await responses.get()
+            while (response := await responses.get()) is not None:
+                yield response
         finally:
             reader.cancel()
+            closer.cancel()
+
+    async def _close(self, responses: "asyncio.Queue[pb.SessionResponse | None]") -> None:
+        await self.hang_up.wait()
+        responses.put_nowait(None)
 
     async def _read(
-        self, requests: AsyncIterator[pb.SessionRequest], responses: asyncio.Queue[pb.SessionResponse]
+        self, requests: AsyncIterator[pb.SessionRequest], responses: asyncio.Queue[pb.SessionResponse | None]
     ) -> None:
         running: set[asyncio.Task[None]] = set()
         async for request in requests:
@@ -50,7 +55,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
                 self.submits.append(request.submit)
                 running.add(asyncio.create_task(self._answer(request.submit, responses)))
 
-    async def _answer(self, submit: pb.Submit, responses: asyncio.Queue[pb.SessionResponse]) -> None:
+    async def _answer(self, submit: pb.Submit, responses: asyncio.Queue[pb.SessionResponse | None]) -> None:
         if self.rejection is not None:
             rejected = pb.Rejected()
             rejected.CopyFrom(self.rejection)

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import httpx
+
 from tests.fakes import ScriptedEngine
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
