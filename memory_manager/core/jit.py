@@ -1,0 +1,38 @@
+"""How the core is compiled: without the GIL, with numpy's arithmetic, cached on disk."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from numba import njit
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _sources_stamp() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+_STAMP = _sources_stamp()
+
+
+def kernel(function: F) -> F:
+    """For functions that are called from Python. Compiles on first use.
+
+    numba trusts a cached function as long as its own file is unchanged, although callees from other files
+    are compiled into it. Here the stamp is that of all the core's sources.
+    """
+    dispatcher = njit(nogil=True, cache=True, error_model="numpy")(function)
+    dispatcher._cache._cache_file._source_stamp = _STAMP
+    return dispatcher  # type: ignore[no-any-return]
+
+
+def inner(function: F) -> F:
+    """For functions that only kernels call: no wrapper is compiled, so Python must not call them."""
+    return njit(  # type: ignore[no-any-return]
+        nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
+    )(function)

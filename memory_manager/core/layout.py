@@ -1,0 +1,159 @@
+"""The state of one engine's pool: every array, its type and what it means.
+
+A full, shareable block is a node of the trie. Node ids: 0 … N-1 are the blocks of the pool, N + r is the
+root of namespace r. Parent links and holds use node ids.
+
+Links. `prev` and `next` chain a PRIVATE block into its sequence's page table (logical order) and a READY
+block into its owner's eviction order (oldest first). So a page table is: the path from the root to the
+sequence's deepest node, then its chain of private blocks.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+BLOCK_SIZE = 16
+NONE = -1
+
+# Block states. PENDING is a PRIVATE block that already has an edge, so that others can wait for it;
+# DETACHED is a READY block that has lost its edge and lives only as long as its holders.
+FREE, PRIVATE, READY, FENCED, QUARANTINED, PENDING, DETACHED = range(7)
+
+# Fence of a replaced duplicate: steps launched before the engine has the answer may still read it, so it
+# waits for the launched_step that the next call will name.
+NEXT_CALL = np.iinfo(np.int64).max
+
+# What the trie knows of a block.
+NODE = np.dtype(
+    [
+        ("last_used", np.int64),  # tick at which the last direct hold was dropped
+        ("fence_step", np.int64),  # last launched step that may touch the block
+        ("parent", np.int32),  # node id; set while PENDING, READY or DETACHED
+        ("refs", np.int32),  # direct holds + children with refs > 0
+        ("children", np.int32),  # READY or DETACHED children
+        ("depth", np.int32),  # 1 below a root
+        ("edge_hash", np.uint32),
+    ],
+    align=True,
+)
+
+EDGE = np.dtype([("edge_hash", np.uint32), ("block", np.int32)])
+
+ROOT = np.dtype([("path", np.uint64), ("children", np.int32), ("sequences", np.int32)], align=True)
+
+SEQUENCE = np.dtype(
+    [
+        ("sequence_id", np.int64),
+        ("path", np.uint64),  # hash of all tokens down to `node`
+        ("mark", np.int64),  # call that last named the sequence, see checks.py
+        ("num_tokens", np.int32),  # final tokens
+        ("num_written", np.int32),  # of these, with K/V in the pool
+        ("num_sealed", np.int32),  # shared blocks: the path from the root down to `node`
+        ("num_blocks", np.int32),  # shared and private
+        ("node", np.int32),  # deepest shared node, or the root: the one node the sequence holds
+        ("first", np.int32),  # first private block
+        ("last", np.int32),  # last private block
+        ("cursor", np.int32),  # private block that takes the next token, NONE when all are full
+        ("tenant", np.int32),
+        ("root", np.int32),
+        ("checked_tokens", np.int32),  # num_tokens after the advance being checked
+        ("seals", np.bool_),  # False once its namespace was cleared
+    ],
+    align=True,
+)
+
+ROW = np.dtype([("sequence_id", np.int64), ("row", np.int32)], align=True)
+
+TENANT = np.dtype(
+    [
+        ("num_evictions", np.int64),
+        ("quota", np.int32),
+        ("floor", np.int32),
+        ("pin_cap", np.int32),
+        ("charged", np.int32),  # its PRIVATE and READY blocks
+        ("evictable", np.int32),  # of these, READY without holders
+        ("pinned", np.int32),
+        ("sequences", np.int32),
+        ("oldest", np.int32),  # ends of its eviction order
+        ("newest", np.int32),
+    ],
+    align=True,
+)
+
+WAITER = np.dtype(
+    [("sequence_id", np.int64), ("block", np.int32), ("num_blocks", np.int32), ("woken", np.bool_)],
+    align=True,
+)
+
+COUNTERS = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "num_free num_private num_ready num_fenced num_quarantined num_evictable num_sequences"
+            " num_waiting num_woken launched_step completed_step tick calls"
+            " num_evictions num_query_tokens num_hit_tokens num_forks num_coalesced_tokens"
+            " num_truncated_blocks num_replaced_blocks"
+        ).split()
+    ]
+)
+
+
+class Pool(NamedTuple):
+    """One engine's pool. N blocks; the other sizes grow with use."""
+
+    tokens: Array  # int32[16 N], the tokens in each block's slots
+    nodes: Array  # NODE[N]
+    state: Array  # uint8[N]
+    owner: Array  # int32[N], tenant charged; meaningless while FREE or FENCED
+    prev: Array  # int32[N]
+    next: Array  # int32[N]
+    free_list: Array  # int32[N], a stack of num_free blocks
+    fence: Array  # int32[N], num_fenced blocks, oldest first
+    edges: Array  # EDGE[2 N], open addressing, linear probing; block NONE = empty
+    roots: Array  # ROOT[R]
+    sequences: Array  # SEQUENCE[S], sequence_id 0 = unused
+    spare_rows: Array  # int32[S], a stack of the S - num_sequences unused rows
+    row_index: Array  # ROW[4 S], open addressing by sequence id; 0 = empty
+    tenants: Array  # TENANT[T]
+    waiters: Array  # WAITER[W], oldest first
+    secret: Array  # uint32[16], keys of the token hash
+    counters: Array  # COUNTERS[1]
+
+
+def aligned_zeros(size: int, dtype: Any) -> Array:
+    """Zeros that start on a cache line, so that a row of 64 bytes is one line."""
+    num_bytes = size * np.dtype(dtype).itemsize
+    raw = np.zeros(num_bytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + num_bytes].view(dtype)
+
+
+def new_pool(num_blocks: int, secret: npt.NDArray[np.uint32]) -> Pool:
+    """An all-free pool. Block 0 is handed out first."""
+    edges = aligned_zeros(2 * num_blocks, EDGE)
+    edges["block"] = NONE
+    counters = np.zeros(1, COUNTERS)
+    counters["num_free"] = num_blocks
+    counters["launched_step"] = counters["completed_step"] = 0
+    return Pool(
+        tokens=aligned_zeros(BLOCK_SIZE * num_blocks, np.int32),
+        nodes=aligned_zeros(num_blocks, NODE),
+        state=np.zeros(num_blocks, np.uint8),
+        owner=np.full(num_blocks, NONE, np.int32),
+        prev=np.full(num_blocks, NONE, np.int32),
+        next=np.full(num_blocks, NONE, np.int32),
+        free_list=np.arange(num_blocks - 1, -1, -1, dtype=np.int32),
+        fence=np.zeros(num_blocks, np.int32),
+        edges=edges,
+        roots=np.zeros(4, ROOT),
+        sequences=np.zeros(16, SEQUENCE),
+        spare_rows=np.arange(15, -1, -1, dtype=np.int32),
+        row_index=np.zeros(64, ROW),
+        tenants=np.zeros(4, TENANT),
+        waiters=np.zeros(16, WAITER),
+        secret=secret,
+        counters=counters,
+    )

@@ -1,0 +1,169 @@
+"""The lists of an update that concern living sequences, one entry point each. Arguments are checked."""
+
+from typing import NamedTuple
+
+from memory_manager.core.blocks import append_blocks, drop_private, settle_fences
+from memory_manager.core.eviction import reserve
+from memory_manager.core.holds import drop_hold, hold
+from memory_manager.core.jit import inner, kernel
+from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
+from memory_manager.core.rows import find_row, give_row, take_row
+from memory_manager.core.trie import retract, seal_first
+from memory_manager.core.waiting import remove_waiter
+
+
+class ReplacedColumns(NamedTuple):
+    """Where `advance` writes which table entries have changed."""
+
+    sequence_ids: Array  # int64[n]
+    indices: Array  # int32[n], logical block
+    blocks: Array  # int32[n]
+
+
+@kernel
+def advance(
+    pool: Pool,
+    launched_step: int,
+    completed_step: int,
+    sequence_ids: Array,  # int64[n]
+    num_tokens: Array,  # int32[n]
+    tokens: Array,  # int32[sum(num_tokens)]
+    num_written: Array,  # int32[n]
+    replaced: ReplacedColumns,
+) -> int:
+    """Begins a call: settles fences, then appends tokens and seals. Answers the number of `replaced`."""
+    pool.counters[0].launched_step = launched_step
+    pool.counters[0].completed_step = completed_step
+    if pool.counters[0].num_fenced > 0:
+        settle_fences(pool)
+    start = num_replaced = 0
+    for i in range(sequence_ids.size):
+        row = find_row(pool, sequence_ids[i])
+        sequence = pool.sequences[row]
+        _append_tokens(pool, row, tokens, start, num_tokens[i])
+        start += num_tokens[i]
+        sequence.num_written = num_written[i]
+        while sequence.seals and (sequence.num_sealed + 1) * BLOCK_SIZE <= sequence.num_written:
+            winner = seal_first(pool, row)
+            if winner != NONE:
+                replaced.sequence_ids[num_replaced] = sequence_ids[i]
+                replaced.indices[num_replaced] = sequence.num_sealed - 1
+                replaced.blocks[num_replaced] = winner
+                num_replaced += 1
+    return num_replaced
+
+
+@inner
+def _append_tokens(pool: Pool, row: int, tokens: Array, start: int, num_tokens: int) -> None:
+    sequence = pool.sequences[row]
+    block, offset = sequence.cursor, sequence.num_tokens % BLOCK_SIZE
+    for i in range(start, start + num_tokens):
+        pool.tokens[block * BLOCK_SIZE + offset] = tokens[i]
+        offset += 1
+        if offset == BLOCK_SIZE:
+            block, offset = pool.next[block], 0
+    sequence.cursor = block
+    sequence.num_tokens += num_tokens
+
+
+@kernel
+def truncate(pool: Pool, sequence_ids: Array, num_kept: Array) -> None:
+    """Gives reserve back: each sequence keeps the first `num_kept` (int32[n]) blocks."""
+    for i in range(sequence_ids.size):
+        row = find_row(pool, sequence_ids[i])
+        pool.counters[0].num_truncated_blocks += pool.sequences[row].num_blocks - num_kept[i]
+        drop_private(pool, row, num_kept[i])
+
+
+@kernel
+def release(pool: Pool, sequence_ids: Array) -> None:
+    """Ends sequences; unknown ids are ignored."""
+    for i in range(sequence_ids.size):
+        row = find_row(pool, sequence_ids[i])
+        if row != NONE:
+            sequence = pool.sequences[row]
+            retract(pool, sequence.first)
+            drop_private(pool, row, sequence.num_sealed)
+            drop_hold(pool, sequence.node)
+            give_row(pool, row)
+        elif pool.counters[0].num_waiting > 0:
+            remove_waiter(pool, sequence_ids[i])
+
+
+@kernel
+def fork(
+    pool: Pool,
+    parent_ids: Array,  # int64[n]
+    child_ids: Array,  # int64[n]
+    granted: Array,  # out, int32[n]
+    num_copies: Array,  # out, int32[n]
+    copy_src: Array,  # out, int32[enough]
+    copy_dst: Array,  # out, int32[enough]
+) -> int:
+    """Children that continue their parents' final tokens. Answers the number of copies in all."""
+    num_all = 0
+    for i in range(parent_ids.size):
+        row = find_row(pool, parent_ids[i])
+        parent = pool.sequences[row]
+        num_blocks = (parent.num_tokens + BLOCK_SIZE - 1) // BLOCK_SIZE
+        num_fresh = num_blocks - parent.num_sealed
+        granted[i] = reserve(pool, parent.tenant, num_fresh, False) == num_fresh
+        num_copies[i] = num_fresh if granted[i] else 0
+        if granted[i]:
+            _fork_row(pool, row, child_ids[i], num_fresh, copy_src, copy_dst, num_all)
+            pool.counters[0].num_forks += 1
+            num_all += num_fresh
+    return num_all
+
+
+@inner
+def _fork_row(
+    pool: Pool, row: int, child_id: int, num_fresh: int, copy_src: Array, copy_dst: Array, start: int
+) -> None:
+    parent = pool.sequences[row]
+    child_row = take_row(pool, child_id, parent.tenant, parent.root)
+    child = pool.sequences[child_row]
+    child.path = parent.path
+    child.num_tokens = parent.num_tokens
+    child.num_written = parent.num_written
+    child.num_sealed = child.num_blocks = parent.num_sealed
+    child.node = parent.node
+    child.seals = parent.seals
+    hold(pool, child.node)
+    append_blocks(pool, child_row, num_fresh, copy_dst, start)
+    source = parent.first
+    for i in range(start, start + num_fresh):
+        copy_src[i] = source
+        target = copy_dst[i]
+        for k in range(BLOCK_SIZE):
+            pool.tokens[target * BLOCK_SIZE + k] = pool.tokens[source * BLOCK_SIZE + k]
+        source = pool.next[source]
+    child.cursor = child.last if child.num_tokens % BLOCK_SIZE != 0 else NONE
+
+
+@kernel
+def room(
+    pool: Pool,
+    sequence_ids: Array,  # int64[n]
+    num_ahead: Array,  # int32[n]
+    num_blocks: Array,  # out, int32[n]
+    blocks: Array,  # out, int32[enough]
+) -> int:
+    """Blocks for the slots after the final tokens, as many as can be had. Answers their number in all.
+
+    A sequence that does not exist is the child of a fork that was refused: it gets none.
+    """
+    num_all = 0
+    for i in range(sequence_ids.size):
+        row = find_row(pool, sequence_ids[i])
+        num_blocks[i] = 0
+        if row != NONE:
+            sequence = pool.sequences[row]
+            num_slots = sequence.num_tokens + num_ahead[i]
+            missing = (num_slots + BLOCK_SIZE - 1) // BLOCK_SIZE - sequence.num_blocks
+            if missing > 0:
+                num_granted = reserve(pool, sequence.tenant, missing, True)
+                append_blocks(pool, row, num_granted, blocks, num_all)
+                num_blocks[i] = num_granted
+                num_all += num_granted
+    return num_all

@@ -1,0 +1,273 @@
+"""One engine's pool: executes its updates. Names become rows here; the core knows numbers only."""
+
+import secrets
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from memory_manager.answers import (
+    NO_ADVANCE_RESULT,
+    NO_FORK_RESULT,
+    NO_ROOM_RESULT,
+    AcquireResult,
+    AcquireStatus,
+    AdvanceResult,
+    ForkResult,
+    RoomResult,
+    UpdateAnswer,
+)
+from memory_manager.columns import NO_INT64S, Int32s, Int64s
+from memory_manager.config import MemoryConfig, TenantLimits
+from memory_manager.core import acquire as core_acquire
+from memory_manager.core import checks, updates
+from memory_manager.core.growth import doubled, grow_sequences
+from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, new_pool
+from memory_manager.core.waiting import take_woken
+from memory_manager.directory import Directory, K
+from memory_manager.errors import InvalidRequestError, PreconditionError
+from memory_manager.requests import Acquire, UpdateRequest, same_body
+
+_PROBLEMS = {value: name for name, value in vars(checks).items() if name.isupper() and isinstance(value, int)}
+
+Namespace = tuple[str, str]  # (salt, adapter); the model fingerprint is the pool's
+T = TypeVar("T")
+
+
+def _replaced_columns(size: int) -> updates.ReplacedColumns:
+    return updates.ReplacedColumns(
+        np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.int32)
+    )
+
+
+class EnginePool:
+    def __init__(
+        self, engine_id: str, epoch: int, num_blocks: int, model_fingerprint: str, config: MemoryConfig
+    ) -> None:
+        self.engine_id = engine_id
+        self.epoch = epoch
+        self.num_blocks = num_blocks
+        self.model_fingerprint = model_fingerprint
+        self.config = config
+        secret = np.frombuffer(secrets.token_bytes(4 * BLOCK_SIZE), np.uint32).copy()
+        self.pool = new_pool(num_blocks, secret)
+        self.tenants: Directory[str] = Directory(self.pool.tenants.size)
+        self.namespaces: Directory[Namespace] = Directory(self.pool.roots.size)
+        self._replaced = _replaced_columns(256)
+        self._last_op_seq = 0
+        self._last_request: UpdateRequest | None = None
+        self._last_answer: UpdateAnswer | None = None
+
+    def update(self, request: UpdateRequest) -> UpdateAnswer:
+        """Executes a call, or repeats the answer to the last one."""
+        if request.op_seq != self._last_op_seq + 1:
+            return self._repeat(request)
+        verdict = self._check(request)
+        answer = self._execute(request, verdict)
+        self._last_op_seq, self._last_request, self._last_answer = request.op_seq, request, answer
+        return answer
+
+    def _repeat(self, request: UpdateRequest) -> UpdateAnswer:
+        if request.op_seq != self._last_op_seq or self._last_answer is None:
+            raise PreconditionError(
+                "OP_SEQ_GAP", f"op_seq is {request.op_seq}, the next one is {self._last_op_seq + 1}"
+            )
+        if not same_body(request, self._last_request):
+            raise InvalidRequestError(
+                "BODY_MISMATCH", f"op_seq {request.op_seq} was sent before with another body"
+            )
+        return self._last_answer
+
+    def _check(self, request: UpdateRequest) -> checks.Verdict:
+        """Raises InvalidRequestError, without having changed anything."""
+        counters = self.pool.counters
+        launched, completed = request.launched_step, request.completed_step
+        if completed > launched:
+            raise InvalidRequestError("BAD_STEPS", f"completed_step {completed} > launched_step {launched}")
+        if launched < counters["launched_step"][0] or completed < counters["completed_step"][0]:
+            raise InvalidRequestError("BAD_STEPS", "launched_step and completed_step never go back")
+        advance, truncate, fork, room = request.advance, request.truncate, request.fork, request.room
+        acquire_ids = NO_INT64S
+        if request.acquires or fork.child_ids.size:
+            acquire_ids = self._new_ids(request)
+        verdict = checks.check_update(
+            self.pool,
+            advance.sequence_ids,
+            advance.num_tokens,
+            advance.num_written,
+            truncate.sequence_ids,
+            truncate.num_blocks_kept,
+            request.release.sequence_ids,
+            fork.parent_ids,
+            fork.child_ids,
+            room.sequence_ids,
+            room.num_tokens_ahead,
+            acquire_ids,
+        )
+        if verdict.problem != checks.OK:
+            reason = _PROBLEMS[verdict.problem]
+            raise InvalidRequestError(reason, f"sequence {verdict.sequence_id}: {reason}")
+        return verdict
+
+    def _new_ids(self, request: UpdateRequest) -> Int64s:
+        """The ids of the acquires; together with the forks' children none may occur twice."""
+        acquire_ids = [acquire.sequence_id for acquire in request.acquires]
+        new_ids = acquire_ids + request.fork.child_ids.tolist()
+        if len(set(new_ids)) < len(new_ids):
+            raise InvalidRequestError("DUPLICATE_SEQUENCE", "a new sequence id is named twice")
+        ids = np.array(acquire_ids, np.int64)
+        ids.setflags(write=False)
+        return ids
+
+    def _execute(self, request: UpdateRequest, verdict: checks.Verdict) -> UpdateAnswer:
+        self._make_rows(request)
+        advance_result = self._advance(request, verdict.most_replaced)
+        if request.truncate.sequence_ids.size:
+            updates.truncate(self.pool, request.truncate.sequence_ids, request.truncate.num_blocks_kept)
+        if request.release.sequence_ids.size:
+            updates.release(self.pool, request.release.sequence_ids)
+        fork_result, room_result = NO_FORK_RESULT, NO_ROOM_RESULT
+        if request.fork.parent_ids.size:
+            fork_result = self._fork(request, verdict.most_copies)
+        if request.room.sequence_ids.size:
+            room_result = self._room(request, verdict.most_room)
+        acquires = tuple(map(self._acquire, request.acquires)) if request.acquires else ()
+        counters = self.pool.counters[0]
+        return UpdateAnswer(
+            advance_result,
+            fork_result,
+            room_result,
+            acquires,
+            self._wake(),
+            int(counters["num_free"]),
+            int(counters["num_fenced"]),
+            int(counters["num_evictable"]),
+        )
+
+    def _make_rows(self, request: UpdateRequest) -> None:
+        """Rows for all sequences and waiters that the request may add."""
+        num_new = len(request.acquires) + request.fork.child_ids.size
+        if num_new == 0:
+            return
+        counters = self.pool.counters[0]
+        while counters["num_sequences"] + num_new > self.pool.sequences.size:
+            self.pool = grow_sequences(self.pool)
+        while counters["num_waiting"] + num_new > self.pool.waiters.size:
+            self.pool = self.pool._replace(waiters=doubled(self.pool.waiters))
+
+    def _advance(self, request: UpdateRequest, most_replaced: int) -> AdvanceResult:
+        advance = request.advance
+        if most_replaced > self._replaced.blocks.size:
+            self._replaced = _replaced_columns(2 * most_replaced)
+        num_replaced = updates.advance(
+            self.pool,
+            request.launched_step,
+            request.completed_step,
+            advance.sequence_ids,
+            advance.num_tokens,
+            advance.tokens,
+            advance.num_written,
+            self._replaced,
+        )
+        if num_replaced == 0:
+            return NO_ADVANCE_RESULT
+        return AdvanceResult(*(column[:num_replaced].copy() for column in self._replaced))
+
+    def _fork(self, request: UpdateRequest, most_copies: int) -> ForkResult:
+        parent_ids, child_ids = request.fork.parent_ids, request.fork.child_ids
+        granted, num_copies = np.empty(parent_ids.size, np.int32), np.empty(parent_ids.size, np.int32)
+        src, dst = np.empty(most_copies, np.int32), np.empty(most_copies, np.int32)
+        num_all = updates.fork(self.pool, parent_ids, child_ids, granted, num_copies, src, dst)
+        return ForkResult(granted, num_copies, src[:num_all], dst[:num_all])
+
+    def _room(self, request: UpdateRequest, most_room: int) -> RoomResult:
+        sequence_ids, num_ahead = request.room.sequence_ids, request.room.num_tokens_ahead
+        num_blocks, blocks = np.empty(sequence_ids.size, np.int32), np.empty(most_room, np.int32)
+        num_all = updates.room(self.pool, sequence_ids, num_ahead, num_blocks, blocks)
+        return RoomResult(num_blocks, blocks[:num_all])
+
+    def _acquire(self, acquire: Acquire) -> AcquireResult:
+        num_needed = -(-acquire.tokens.size // BLOCK_SIZE)
+        tenant = self._tenant_row(acquire.tenant)
+        num_limit = int(self.pool.tenants[tenant]["quota"])
+        if num_needed > num_limit:
+            return AcquireResult(AcquireStatus.NEVER, num_needed=num_needed, num_limit=num_limit)
+        table: Int32s = np.empty(num_needed, np.int32)
+        outcome = core_acquire.acquire(
+            self.pool,
+            acquire.sequence_id,
+            tenant,
+            self._root((acquire.salt, acquire.adapter)),
+            acquire.tokens,
+            acquire.match_prefix,
+            self.config.min_wait_blocks,
+            table,
+        )
+        num_cached = outcome.num_cached_blocks * BLOCK_SIZE
+        match outcome.status:
+            case core_acquire.GRANTED:
+                return AcquireResult(AcquireStatus.GRANTED, table, num_cached)
+            case core_acquire.WAIT:
+                return AcquireResult(AcquireStatus.WAIT)
+            case _:
+                return AcquireResult(AcquireStatus.SHORT, num_needed=outcome.num_needed)
+
+    def _wake(self) -> Int64s:
+        num_woken = self.pool.counters["num_woken"][0]
+        if num_woken == 0:
+            return NO_INT64S
+        woken = np.empty(num_woken, np.int64)
+        take_woken(self.pool, woken)
+        return woken
+
+    def count_cached(self, namespace: Namespace, tokens: Int32s) -> int:
+        """Tokens of a prompt that an acquire would find in the pool now."""
+        root = self.namespaces.rows.get(namespace)
+        if root is None or tokens.size == 0:
+            return 0
+        return core_acquire.count_cached(self.pool, root, tokens) * BLOCK_SIZE
+
+    def limits(self, tenant: str) -> TenantLimits:
+        return self.config.tenants.get(tenant, self.config.default_limits)
+
+    def _tenant_row(self, tenant: str) -> int:
+        row = self.tenants.rows.get(tenant)
+        if row is not None:
+            return row
+        row = self._new_row(self.tenants, tenant, "tenants", self._tenant_is_idle)
+        limits = self.limits(tenant)
+        quota = self.num_blocks if limits.quota is None else min(limits.quota, self.num_blocks)
+        entry = self.pool.tenants[row]
+        entry["num_evictions"] = 0
+        entry["quota"] = quota
+        entry["floor"] = limits.floor
+        entry["pin_cap"] = self.num_blocks // 4 if limits.pin_cap is None else limits.pin_cap
+        entry["oldest"] = entry["newest"] = NONE
+        return row
+
+    def _root(self, namespace: Namespace) -> int:
+        row = self.namespaces.rows.get(namespace)
+        if row is not None:
+            return row
+        row = self._new_row(self.namespaces, namespace, "roots", self._root_is_idle)
+        self.pool.roots[row]["path"] = secrets.randbits(64)
+        return row
+
+    def _tenant_is_idle(self, row: int) -> bool:
+        entry = self.pool.tenants[row]
+        return bool(entry["charged"] == 0 and entry["sequences"] == 0)
+
+    def _root_is_idle(self, row: int) -> bool:
+        entry = self.pool.roots[row]
+        return bool(entry["children"] == 0 and entry["sequences"] == 0)
+
+    def _new_row(self, directory: Directory[K], name: K, table: str, is_idle: Callable[[int], bool]) -> int:
+        """A row for a new name; when all are taken, idle ones are reused or the table is doubled."""
+        row = directory.add(name)
+        while row is None:
+            rows: Array = getattr(self.pool, table)
+            if not directory.sweep(is_idle):
+                directory.extend(2 * rows.size)
+                self.pool = self.pool._replace(**{table: doubled(rows)})
+            row = directory.add(name)
+        return row

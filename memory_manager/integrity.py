@@ -1,0 +1,246 @@
+"""Proves every invariant of a pool from scratch: counts are recomputed, every link is followed."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from memory_manager.core.edges import find_block
+from memory_manager.core.hashing import edge_hash, extend_path
+from memory_manager.core.layout import (
+    BLOCK_SIZE,
+    DETACHED,
+    FENCED,
+    FREE,
+    NONE,
+    PENDING,
+    PRIVATE,
+    QUARANTINED,
+    READY,
+    Pool,
+)
+from memory_manager.core.rows import find_row
+from memory_manager.engine_pool import EnginePool
+
+
+def check_pool(engine: EnginePool) -> list[str]:
+    """What is violated, in words; nothing when all is well. Assumes nothing but the arrays' sizes."""
+    pool = engine.pool
+    try:
+        return [
+            *_check_states(pool),
+            *_check_sequences(pool),
+            *_check_trie(pool),
+            *_check_edges(pool),
+            *_check_order(pool, sorted(engine.tenants.rows.values())),
+            *_check_tenants(pool),
+            *_check_waiters(pool),
+        ]
+    except (IndexError, RecursionError) as broken_link:
+        return [f"a link leads nowhere: {broken_link}"]
+
+
+def _in_states(pool: Pool, *states: int) -> set[int]:
+    return set(np.flatnonzero(np.isin(pool.state, states)).tolist())
+
+
+def _live_rows(pool: Pool) -> list[int]:
+    return [int(row) for row in np.flatnonzero(pool.sequences["sequence_id"])]
+
+
+def _private_chain(pool: Pool, row: int) -> list[int]:
+    """A sequence's private blocks in order; stops at a loop."""
+    chain: list[int] = []
+    block = int(pool.sequences["first"][row])
+    while block != NONE and len(chain) <= pool.state.size:
+        chain.append(block)
+        block = int(pool.next[block])
+    return chain
+
+
+def _path(pool: Pool, node: int) -> list[int]:
+    """The blocks from a root down to a node; stops at a loop."""
+    path: list[int] = []
+    while node < pool.nodes.size and len(path) <= pool.nodes.size:
+        path.append(node)
+        node = int(pool.nodes["parent"][node])
+    return path[::-1]
+
+
+def _check_states(pool: Pool) -> Iterator[str]:
+    """Every block is in exactly one place, and the counters say how many are where."""
+    counters = pool.counters[0]
+    num_free, num_fenced = int(counters["num_free"]), int(counters["num_fenced"])
+    size = pool.state.size
+    free = pool.free_list[:num_free].tolist()
+    fenced = pool.fence[:num_fenced].tolist()
+    if len(set(free)) < len(free) or set(free) != _in_states(pool, FREE):
+        yield "the free stack does not hold every FREE block once"
+    if len(set(fenced)) < len(fenced) or set(fenced) != _in_states(pool, FENCED):
+        yield "the fence does not hold every FENCED block once"
+    if any(pool.nodes["fence_step"][block] <= counters["completed_step"] for block in fenced):
+        yield "a block is fenced although its step has completed"
+    expected = {
+        "num_free": _in_states(pool, FREE),
+        "num_private": _in_states(pool, PRIVATE, PENDING),
+        "num_ready": _in_states(pool, READY, DETACHED),
+        "num_fenced": _in_states(pool, FENCED),
+        "num_quarantined": _in_states(pool, QUARANTINED),
+    }
+    for name, blocks in expected.items():
+        if counters[name] != len(blocks):
+            yield f"{name} is {counters[name]}, counted {len(blocks)}"
+    if sum(map(len, expected.values())) != size:
+        yield "a block is in no known state"
+
+
+def _check_sequences(pool: Pool) -> Iterator[str]:
+    rows = _live_rows(pool)
+    num_sequences = int(pool.counters["num_sequences"][0])
+    num_spare = pool.sequences.size - num_sequences
+    if set(rows) | set(pool.spare_rows[:num_spare].tolist()) != set(range(pool.sequences.size)):
+        yield "the sequence rows are not either in use or spare"
+    if len(rows) != num_sequences:
+        yield f"num_sequences is {num_sequences}, counted {len(rows)}"
+    chained: list[int] = []
+    for row in rows:
+        chained += _private_chain(pool, row)
+        for violation in _check_sequence(pool, row):
+            yield f"sequence {pool.sequences['sequence_id'][row]}: {violation}"
+    if sorted(chained) != sorted(_in_states(pool, PRIVATE, PENDING)):
+        yield "the private blocks are not in one page table each"
+
+
+def _check_sequence(pool: Pool, row: int) -> Iterator[str]:
+    sequence = pool.sequences[row]
+    num_tokens, num_sealed = int(sequence["num_tokens"]), int(sequence["num_sealed"])
+    chain = _private_chain(pool, row)
+    path = _path(pool, int(sequence["node"]))
+    if find_row(pool, int(sequence["sequence_id"])) != row:
+        yield "not found in the index"
+    if len(path) != num_sealed or len(path) + len(chain) != sequence["num_blocks"]:
+        yield "num_sealed or num_blocks does not fit the page table"
+    if not num_sealed * BLOCK_SIZE <= sequence["num_written"] <= num_tokens:
+        yield "num_written out of range"
+    if num_tokens > sequence["num_blocks"] * BLOCK_SIZE:
+        yield "more tokens than slots"
+    if sequence["seals"] and sequence["num_written"] // BLOCK_SIZE != num_sealed:
+        yield "a written block is not sealed"
+    if not set(path) <= _in_states(pool, READY, DETACHED):
+        yield "a shared block is not READY"
+    if any(pool.owner[block] != sequence["tenant"] for block in chain):
+        yield "a private block is charged to another tenant"
+    if [int(pool.prev[block]) for block in chain] != ([NONE, *chain])[: len(chain)]:
+        yield "backward links differ from forward ones"
+    if sequence["last"] != (chain[-1] if chain else NONE):
+        yield "`last` is not the last private block"
+    cursor = num_tokens // BLOCK_SIZE - num_sealed
+    if sequence["cursor"] != (chain[cursor] if cursor < len(chain) else NONE):
+        yield "`cursor` is not the block of the next token"
+    if sequence["path"] != _path_hash(pool, path, int(sequence["root"])):
+        yield "wrong path hash"
+    states = [int(pool.state[block]) for block in chain]
+    if PENDING in states[states.count(PENDING) :]:
+        yield "its pending blocks are not the first private ones"
+
+
+def _path_hash(pool: Pool, path: list[int], root: int) -> np.uint64:
+    hashed = np.uint64(pool.roots["path"][root])
+    for block in path:
+        hashed = np.uint64(extend_path(hashed, pool.tokens, block * BLOCK_SIZE, pool.secret))
+    return hashed
+
+
+def _check_trie(pool: Pool) -> Iterator[str]:
+    """Counts of children and references, recomputed from parents and holders."""
+    size = pool.nodes.size
+    nodes = _in_states(pool, READY, DETACHED)
+    rows = _live_rows(pool)
+    refs = Counter(int(pool.sequences["node"][row]) for row in rows)
+    children: Counter[int] = Counter()
+    for block in sorted(nodes, key=lambda block: -int(pool.nodes["depth"][block])):
+        parent = int(pool.nodes["parent"][block])
+        depth = 1 if parent >= size else int(pool.nodes["depth"][parent]) + 1
+        children[parent] += 1
+        if refs[block]:
+            refs[parent] += 1
+        if parent < size and parent not in nodes:
+            yield f"block {block} hangs below block {parent}, which is not in the trie"
+        if pool.nodes["depth"][block] != depth:
+            yield f"block {block} has depth {pool.nodes['depth'][block]}, expected {depth}"
+    for block in nodes:
+        if pool.nodes["refs"][block] != refs[block]:
+            yield f"block {block} has refs {pool.nodes['refs'][block]}, counted {refs[block]}"
+        if pool.nodes["children"][block] != children[block]:
+            yield f"block {block} has children {pool.nodes['children'][block]}, counted {children[block]}"
+        if pool.state[block] == DETACHED and not refs[block]:
+            yield f"block {block} is detached and held by nobody"
+    num_in_root = Counter(int(pool.sequences["root"][row]) for row in rows)
+    for root in range(pool.roots.size):
+        if pool.roots["children"][root] != children[size + root]:
+            yield f"root {root} has children {pool.roots['children'][root]}, counted {children[size + root]}"
+        if pool.roots["sequences"][root] != num_in_root[root]:
+            yield f"root {root} has {pool.roots['sequences'][root]} sequences, counted {num_in_root[root]}"
+
+
+def _check_edges(pool: Pool) -> Iterator[str]:
+    size = pool.nodes.size
+    indexed = _in_states(pool, READY, PENDING)
+    linked = [int(block) for block in pool.edges["block"] if block != NONE]
+    if sorted(linked) != sorted(indexed):
+        yield "the edges do not lead to every READY and PENDING block once"
+    for block in indexed:
+        path = _path(pool, block)
+        parent = int(pool.nodes["parent"][block])
+        root = int(pool.nodes["parent"][path[0]]) - size
+        hashed = edge_hash(_path_hash(pool, path, root))
+        if parent < size and parent not in indexed:
+            yield f"block {block} is indexed below block {parent}, which is not"
+        if pool.nodes["edge_hash"][block] != hashed:
+            yield f"block {block} has a wrong hash"
+        if find_block(pool, hashed, parent, pool.tokens, block * BLOCK_SIZE) != block:
+            yield f"block {block} is not the one that its tokens lead to"
+
+
+def _check_order(pool: Pool, tenants: list[int]) -> Iterator[str]:
+    """Eviction orders: well linked, sorted by age, with every block that can be evicted."""
+    listed: set[int] = set()
+    for tenant in tenants:
+        block, before, age = int(pool.tenants["oldest"][tenant]), NONE, -1
+        while block != NONE:
+            if block in listed or pool.owner[block] != tenant or pool.state[block] != READY:
+                yield f"block {block} does not belong in the eviction order of tenant {tenant}"
+                return
+            if pool.prev[block] != before or pool.nodes["last_used"][block] < age:
+                yield f"block {block} is misplaced in the eviction order of tenant {tenant}"
+            listed.add(block)
+            age = int(pool.nodes["last_used"][block])
+            block, before = int(pool.next[block]), block
+        if pool.tenants["newest"][tenant] != before:
+            yield f"the eviction order of tenant {tenant} does not end at its newest block"
+    leaves = (pool.state == READY) & (pool.nodes["refs"] == 0) & (pool.nodes["children"] == 0)
+    for block in set(np.flatnonzero(leaves).tolist()) - listed:
+        yield f"block {block} can be evicted but is in no eviction order"
+
+
+def _check_tenants(pool: Pool) -> Iterator[str]:
+    owned = np.isin(pool.state, (PRIVATE, PENDING, READY, DETACHED))
+    evictable = (pool.state == READY) & (pool.nodes["refs"] == 0)
+    sequences = Counter(int(pool.sequences["tenant"][row]) for row in _live_rows(pool))
+    for tenant in range(pool.tenants.size):
+        counted = {
+            "charged": int((owned & (pool.owner == tenant)).sum()),
+            "evictable": int((evictable & (pool.owner == tenant)).sum()),
+            "sequences": sequences[tenant],
+        }
+        for name, expected in counted.items():
+            if pool.tenants[name][tenant] != expected:
+                yield f"tenant {tenant}: {name} is {pool.tenants[name][tenant]}, counted {expected}"
+    if pool.counters["num_evictable"][0] != evictable.sum():
+        yield f"num_evictable is {pool.counters['num_evictable'][0]}, counted {evictable.sum()}"
+
+
+def _check_waiters(pool: Pool) -> Iterator[str]:
+    for waiter in pool.waiters[: int(pool.counters["num_waiting"][0])]:
+        if not waiter["woken"] and pool.state[waiter["block"]] != PENDING:
+            yield f"sequence {waiter['sequence_id']} waits for a block that nobody computes"
