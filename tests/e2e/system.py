@@ -1,0 +1,108 @@
+"""A whole system for tests: `nexuskv up` in a process of its own, on free ports."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import httpx
+import psutil
+from nexuskv.v1 import memory_pb2, memory_pb2_grpc
+
+START_TIMEOUT_S = 240
+
+
+@dataclass(frozen=True)
+class System:
+    process: subprocess.Popen[str]
+    http: str  # URL
+    grpc: str  # address
+    model: str
+
+    def child(self, command: str) -> psutil.Process:
+        """The living process that runs `nexuskv COMMAND`."""
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if command in child.cmdline():
+                    return child
+        raise LookupError(f"no {command} is running")
+
+    @property
+    def memory(self) -> memory_pb2_grpc.MemoryManagerServiceStub:
+        """The memory manager, asked directly."""
+        address = self.child("memory-manager").environ()["NEXUSKV_MEMORY_LISTEN"]
+        return memory_pb2_grpc.MemoryManagerServiceStub(grpc.insecure_channel(address))
+
+    def blocks_in_use(self) -> int:
+        """Blocks that a living sequence holds or that wait behind a fence."""
+        stats = self.memory.GetStats(memory_pb2.GetStatsRequest())
+        return sum(e.num_blocks - e.num_free - e.num_evictable for e in stats.engines)
+
+    def integrity_violations(self) -> list[str]:
+        response = self.memory.CheckIntegrity(memory_pb2.CheckIntegrityRequest())
+        return list(response.violations)
+
+    def metric(self, name: str) -> float:
+        """The sum over a metric's samples in /metrics."""
+        text = httpx.get(f"{self.http}/metrics").text
+        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        if not values:
+            raise LookupError(f"/metrics has no {name}")
+        return sum(map(float, values))
+
+    def wait_ready(self, timeout_s: float = 60) -> None:
+        wait_until(lambda: _answers_ready(self.http), timeout_s, "the system did not get ready again")
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def running_system(log: Path, *options: str) -> Iterator[System]:
+    """Starts a system, stops it and makes sure that no process is left."""
+    command = [sys.executable, "-m", "services.cli", "up", "--http-port", "0", "--grpc-port", "0", *options]
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=os.environ)
+    watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
+    watchdog.start()
+    descendants: list[psutil.Process] = []
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        watchdog.cancel()
+        match = re.fullmatch(r"ready http=(\S+) grpc=(\S+) model=(\S+)\n", line)
+        assert match, f"no ready line but {line!r}; log:\n{log.read_text()[-4000:]}"
+        yield System(process, match[1], match[2], match[3])
+    finally:
+        watchdog.cancel()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            descendants = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        _, alive = psutil.wait_procs(descendants, timeout=10)
+        for leftover in alive:
+            leftover.kill()
+        assert not alive, f"left behind: {alive}"
+
+
+def _answers_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,70 @@
+"""An engine with the hash model and a real memory manager in one process."""
+
+from dataclasses import dataclass, field
+
+from engine.engine import Engine
+from engine.outputs import SequenceOutput
+from engine.scheduler import SchedulerLimits
+from engine.sequence import FinishReason, Request, SamplingParams
+from memory_manager import MemoryConfig, MemoryManager
+from tests.engine.hash_model import HashModel, small_pool
+from tests.in_process_memory import InProcessMemory
+
+MAX_STEPS = 20_000
+
+
+@dataclass
+class Finished:
+    tokens: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+    num_cached: int | None = None
+    error: str = ""
+
+
+class Harness:
+    def __init__(
+        self, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 64, max_waiting: int = 10_000
+    ) -> None:
+        self.manager = MemoryManager(MemoryConfig())
+        self.num_blocks = num_blocks
+        limits = SchedulerLimits(num_blocks, max_num_seqs, budget, max_waiting, num_blocks * 16)
+        memory = InProcessMemory(self.manager)
+        self.engine = Engine(HashModel(), small_pool(num_blocks), memory, limits, "hash-model")
+        self.choices: dict[tuple[str, int], Finished] = {}
+
+    def step(self) -> list[SequenceOutput]:
+        outputs = self.engine.step()
+        for output in outputs:
+            choice = self.choices.setdefault((output.request_id, output.index), Finished())
+            assert choice.reason is None, "an output after the terminal one"
+            choice.tokens += output.token_ids
+            choice.reason, choice.error = output.finish_reason, output.error
+            if output.num_cached_tokens is not None:
+                choice.num_cached = output.num_cached_tokens
+        return outputs
+
+    def run(self, *requests: Request) -> dict[tuple[str, int], Finished]:
+        for request in requests:
+            self.engine.add(request)
+        for _ in range(MAX_STEPS):
+            if not self.engine.has_work:
+                return self.choices
+            self.step()
+        raise AssertionError("the engine does not come to an end")
+
+    def blocks_in_use(self) -> int:
+        stats = self.manager.stats().engines[0]
+        return stats.num_blocks - stats.num_free - stats.num_evictable
+
+    def assert_idle_and_clean(self) -> None:
+        assert self.manager.check_integrity() == []
+        assert self.blocks_in_use() == 0
+        assert self.manager.stats().engines[0].num_sequences == 0
+
+
+def request(
+    name: str, prompt: list[int], num_choices: int = 1, priority: int = 0, **sampling: object
+) -> Request:
+    defaults: dict[str, object] = {"max_tokens": 20, "temperature": 0.0}
+    params = SamplingParams(**{**defaults, **sampling})  # type: ignore[arg-type]
+    return Request(name, prompt, params, num_choices=num_choices, priority=priority)

@@ -1,0 +1,129 @@
+"""Whatever happens around a request, its tokens are those it gets alone in an empty engine."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sequence import FinishReason, Request, SamplingParams
+from tests.engine.harness import Harness, request
+
+
+def alone(r: Request) -> dict[int, list[int]]:
+    harness = Harness(num_blocks=256, budget=4096)
+    return {index: choice.tokens for (_, index), choice in harness.run(r).items()}
+
+
+prompts = st.integers(0, 2).flatmap(
+    # Few different beginnings, so that prefixes are shared.
+    lambda kind: st.lists(st.integers(0, 31), min_size=1, max_size=70).map(lambda tail: [kind] * 40 + tail)
+)
+requests = st.builds(
+    lambda prompt, temperature, seed, n, max_tokens, priority: (
+        prompt,
+        SamplingParams(
+            temperature=temperature, seed=seed, max_tokens=max_tokens, stop_token_ids=frozenset({3})
+        ),
+        n,
+        priority,
+    ),
+    prompts,
+    st.sampled_from([0.0, 0.7, 1.5]),
+    st.integers(0, 2**64 - 1),
+    st.integers(1, 3),
+    st.integers(1, 40),
+    st.integers(0, 2),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(requests, min_size=1, max_size=8),
+    st.integers(24, 80),
+    st.integers(1, 5),
+    st.sampled_from([16, 33, 200]),
+    st.integers(0, 2**32),
+)
+def test_output_does_not_depend_on_pool_batch_chunks_or_preemption(
+    specs: list[tuple[list[int], SamplingParams, int, int]],
+    num_blocks: int,
+    max_num_seqs: int,
+    budget: int,
+    order: int,
+) -> None:
+    harness = Harness(num_blocks, max_num_seqs, budget)
+    wanted = {
+        f"r{i}": Request(f"r{i}", prompt, sampling, num_choices=n, priority=priority)
+        for i, (prompt, sampling, n, priority) in enumerate(specs)
+    }
+    waiting, rng = list(wanted.values()), random.Random(order)
+    while waiting or harness.engine.has_work:
+        if waiting and rng.random() < 0.4:
+            harness.engine.add(waiting.pop())
+        harness.step()
+        if rng.random() < 0.1:
+            assert harness.manager.check_integrity() == []
+    for name, one in wanted.items():
+        for index, tokens in alone(one).items():
+            assert harness.choices[name, index].tokens == tokens
+    harness.assert_idle_and_clean()
+
+
+def test_a_pool_too_small_for_all_preempts_and_resumes() -> None:
+    harness = Harness(num_blocks=12, max_num_seqs=8)
+    together = [request(f"r{i}", [i] * 20, max_tokens=100) for i in range(4)]
+    outputs = harness.run(*together)
+    assert harness.engine.metrics.num_preemptions > 0
+    for one in together:
+        assert outputs[one.request_id, 0].tokens == alone(one)[0]
+    harness.assert_idle_and_clean()
+
+
+def test_second_request_finds_the_full_blocks_of_the_shared_prefix() -> None:
+    harness = Harness()
+    prefix = [t % 30 for t in range(100)]
+    harness.run(request("first", [*prefix, 1, 2, 3]))
+    harness.run(request("second", [*prefix, 4, 5, 6]))
+    assert harness.choices["first", 0].num_cached == 0
+    assert harness.choices["second", 0].num_cached == 96
+    harness.assert_idle_and_clean()
+
+
+def test_a_whole_cached_prompt_still_computes_its_last_token() -> None:
+    harness = Harness()
+    prompt = [t % 30 for t in range(64)]
+    harness.run(request("first", prompt))
+    harness.run(request("second", prompt))
+    assert harness.choices["second", 0].num_cached == 48
+    assert harness.choices["second", 0].tokens == harness.choices["first", 0].tokens
+
+
+@pytest.mark.parametrize("when", range(8))
+def test_abort_at_any_step_frees_everything_and_ends_once(when: int) -> None:
+    harness = Harness(budget=16)
+    harness.engine.add(request("gone", list(range(30)) * 2, num_choices=3, max_tokens=50))
+    harness.engine.add(request("stays", list(range(25)), max_tokens=10))
+    for _ in range(when):
+        harness.step()
+    harness.engine.abort("gone")
+    harness.run()
+    gone = [choice for (name, _), choice in harness.choices.items() if name == "gone"]
+    assert [choice.reason for choice in gone] == [FinishReason.ABORT] * 3
+    assert harness.choices["stays", 0].reason is FinishReason.LENGTH
+    harness.assert_idle_and_clean()
+
+
+def test_losing_the_epoch_starts_sequences_over_with_the_same_output() -> None:
+    harness = Harness()
+    requests = [request(f"r{i}", [i, 2, 3] * 9, num_choices=1 + i, temperature=1.0, seed=i) for i in range(3)]
+    for one in requests:
+        harness.engine.add(one)
+    for _ in range(5):
+        harness.step()
+    harness.manager.register_engine("engine-0", harness.num_blocks, 16, "hash-model")
+    harness.run()
+    for one in requests:
+        for index, tokens in alone(one).items():
+            assert harness.choices[one.request_id, index].tokens == tokens
+    harness.assert_idle_and_clean()
