@@ -20,13 +20,15 @@ from memory_manager.answers import (
 from memory_manager.columns import NO_INT64S, Int32s, Int64s
 from memory_manager.config import MemoryConfig, TenantLimits
 from memory_manager.core import acquire as core_acquire
-from memory_manager.core import checks, updates
+from memory_manager.core import checks, prefixes, updates
 from memory_manager.core.growth import doubled, grow_sequences
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, new_pool
 from memory_manager.core.waiting import take_woken
 from memory_manager.directory import Directory, K
 from memory_manager.errors import InvalidRequestError, PreconditionError
+from memory_manager.pins import Pins
 from memory_manager.requests import Acquire, UpdateRequest, same_body
+from memory_manager.views import Cleared
 
 _PROBLEMS = {value: name for name, value in vars(checks).items() if name.isupper() and isinstance(value, int)}
 
@@ -53,6 +55,7 @@ class EnginePool:
         self.pool = new_pool(num_blocks, secret)
         self.tenants: Directory[str] = Directory(self.pool.tenants.size)
         self.namespaces: Directory[Namespace] = Directory(self.pool.roots.size)
+        self.pins = Pins(self)
         self._replaced = _replaced_columns(256)
         self._last_op_seq = 0
         self._last_request: UpdateRequest | None = None
@@ -188,7 +191,7 @@ class EnginePool:
 
     def _acquire(self, acquire: Acquire) -> AcquireResult:
         num_needed = -(-acquire.tokens.size // BLOCK_SIZE)
-        tenant = self._tenant_row(acquire.tenant)
+        tenant = self.tenant_row(acquire.tenant)
         num_limit = int(self.pool.tenants[tenant]["quota"])
         if num_needed > num_limit:
             return AcquireResult(AcquireStatus.NEVER, num_needed=num_needed, num_limit=num_limit)
@@ -220,17 +223,25 @@ class EnginePool:
         take_woken(self.pool, woken)
         return woken
 
-    def count_cached(self, namespace: Namespace, tokens: Int32s) -> int:
-        """Tokens of a prompt that an acquire would find in the pool now."""
+    def find_prefix(self, namespace: Namespace, tokens: Int32s, limit: int) -> prefixes.Prefix:
+        """The longest cached prefix of `tokens`, at most `limit` blocks."""
         root = self.namespaces.rows.get(namespace)
-        if root is None or tokens.size == 0:
-            return 0
-        return core_acquire.count_cached(self.pool, root, tokens) * BLOCK_SIZE
+        if root is None or limit <= 0:
+            return prefixes.Prefix(0, NONE)
+        return prefixes.find_prefix(self.pool, root, tokens, limit)
+
+    def clear(self, condition: Callable[[Namespace], bool]) -> Cleared:
+        """Forgets what is cached in the namespaces that meet the condition, pins included."""
+        self.pins.remove_where(condition)
+        in_scope = np.zeros(self.pool.roots.size, np.bool_)
+        in_scope[[row for namespace, row in self.namespaces.rows.items() if condition(namespace)]] = True
+        purged = prefixes.purge(self.pool, in_scope)
+        return Cleared(purged.num_freed, purged.num_detached)
 
     def limits(self, tenant: str) -> TenantLimits:
         return self.config.tenants.get(tenant, self.config.default_limits)
 
-    def _tenant_row(self, tenant: str) -> int:
+    def tenant_row(self, tenant: str) -> int:
         row = self.tenants.rows.get(tenant)
         if row is not None:
             return row
@@ -255,7 +266,7 @@ class EnginePool:
 
     def _tenant_is_idle(self, row: int) -> bool:
         entry = self.pool.tenants[row]
-        return bool(entry["charged"] == 0 and entry["sequences"] == 0)
+        return bool(entry["charged"] == 0 and entry["sequences"] == 0 and entry["pinned"] == 0)
 
     def _root_is_idle(self, row: int) -> bool:
         entry = self.pool.roots[row]

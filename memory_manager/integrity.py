@@ -30,10 +30,10 @@ def check_pool(engine: EnginePool) -> list[str]:
         return [
             *_check_states(pool),
             *_check_sequences(pool),
-            *_check_trie(pool),
+            *_check_trie(pool, engine.pins.held_nodes),
             *_check_edges(pool),
             *_check_order(pool, sorted(engine.tenants.rows.values())),
-            *_check_tenants(pool),
+            *_check_tenants(pool, engine.pins.blocks_by_tenant),
             *_check_waiters(pool),
         ]
     except (IndexError, RecursionError) as broken_link:
@@ -151,12 +151,12 @@ def _path_hash(pool: Pool, path: list[int], root: int) -> np.uint64:
     return hashed
 
 
-def _check_trie(pool: Pool) -> Iterator[str]:
+def _check_trie(pool: Pool, pinned: list[int]) -> Iterator[str]:
     """Counts of children and references, recomputed from parents and holders."""
     size = pool.nodes.size
     nodes = _in_states(pool, READY, DETACHED)
     rows = _live_rows(pool)
-    refs = Counter(int(pool.sequences["node"][row]) for row in rows)
+    refs = Counter([int(pool.sequences["node"][row]) for row in rows] + pinned)
     children: Counter[int] = Counter()
     for block in sorted(nodes, key=lambda block: -int(pool.nodes["depth"][block])):
         parent = int(pool.nodes["parent"][block])
@@ -223,7 +223,7 @@ def _check_order(pool: Pool, tenants: list[int]) -> Iterator[str]:
         yield f"block {block} can be evicted but is in no eviction order"
 
 
-def _check_tenants(pool: Pool) -> Iterator[str]:
+def _check_tenants(pool: Pool, pins: list[tuple[int, int]]) -> Iterator[str]:
     owned = np.isin(pool.state, (PRIVATE, PENDING, READY, DETACHED))
     evictable = (pool.state == READY) & (pool.nodes["refs"] == 0)
     sequences = Counter(int(pool.sequences["tenant"][row]) for row in _live_rows(pool))
@@ -232,6 +232,7 @@ def _check_tenants(pool: Pool) -> Iterator[str]:
             "charged": int((owned & (pool.owner == tenant)).sum()),
             "evictable": int((evictable & (pool.owner == tenant)).sum()),
             "sequences": sequences[tenant],
+            "pinned": sum(num_blocks for row, num_blocks in pins if row == tenant),
         }
         for name, expected in counted.items():
             if pool.tenants[name][tenant] != expected:

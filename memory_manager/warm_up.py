@@ -29,7 +29,9 @@ def warm_up(config: MemoryConfig) -> None:
             room=Room(one, _int32s(20)),
         )
     )
-    engine.count_cached(("", ""), tokens)
+    engine.pins.add(1, "", ("", ""), tokens[:64].copy(), 0.0)
+    engine.pins.remove(1)
+    engine.clear(lambda namespace: True)
     inspect_blocks(engine)
     check_pool(engine)
 

@@ -81,13 +81,3 @@ def _write_tokens(pool: Pool, row: int, tokens: Array) -> None:
         block = pool.next[block]
     sequence.num_tokens = tokens.size
     sequence.cursor = sequence.last if tokens.size % BLOCK_SIZE != 0 else NONE
-
-
-@kernel
-def count_cached(pool: Pool, root: int, tokens: Array) -> int:
-    """How many blocks of a prompt an acquire would find. Reads only."""
-    limit = (tokens.size - 1) // BLOCK_SIZE
-    paths = np.empty(limit, np.uint64)
-    blocks = np.empty(limit, np.int32)
-    chain_paths(pool, root, tokens, paths)
-    return count_ready(pool, blocks, match(pool, root, tokens, paths, limit, blocks))

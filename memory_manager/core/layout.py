@@ -75,7 +75,7 @@ TENANT = np.dtype(
         ("pin_cap", np.int32),
         ("charged", np.int32),  # its PRIVATE and READY blocks
         ("evictable", np.int32),  # of these, READY without holders
-        ("pinned", np.int32),
+        ("pinned", np.int32),  # blocks of its pins, each pin counted
         ("sequences", np.int32),
         ("oldest", np.int32),  # ends of its eviction order
         ("newest", np.int32),

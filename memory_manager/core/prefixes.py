@@ -1,0 +1,110 @@
+"""Cached prefixes as such: found, pinned, forgotten."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from memory_manager.core.blocks import put_back
+from memory_manager.core.edges import remove_edge
+from memory_manager.core.hashing import chain_paths
+from memory_manager.core.holds import drop_hold, hold
+from memory_manager.core.jit import inner, kernel
+from memory_manager.core.layout import DETACHED, NONE, READY, Array, Pool
+from memory_manager.core.order import is_linked, unlink
+from memory_manager.core.trie import count_ready, match, retract
+
+
+class Prefix(NamedTuple):
+    num_blocks: int
+    node: int  # the deepest block, or the root
+
+
+@kernel
+def find_prefix(pool: Pool, root: int, tokens: Array, limit: int) -> Prefix:
+    """The longest READY path along `tokens`, at most `limit` blocks. Reads only."""
+    paths = np.empty(limit, np.uint64)
+    blocks = np.empty(limit, np.int32)
+    chain_paths(pool, root, tokens, paths)
+    num_blocks = count_ready(pool, blocks, match(pool, root, tokens, paths, limit, blocks))
+    return Prefix(num_blocks, blocks[num_blocks - 1] if num_blocks > 0 else pool.nodes.size + root)
+
+
+@kernel
+def pin(pool: Pool, tenant: int, prefix: Prefix) -> None:
+    hold(pool, prefix.node)
+    pool.tenants[tenant].pinned += prefix.num_blocks
+
+
+@kernel
+def unpin(pool: Pool, tenant: int, prefix: Prefix) -> None:
+    drop_hold(pool, prefix.node)
+    pool.tenants[tenant].pinned -= prefix.num_blocks
+
+
+class Purge(NamedTuple):
+    num_freed: int
+    num_detached: int
+
+
+@kernel
+def purge(pool: Pool, in_scope: Array) -> Purge:
+    """Forgets all cached blocks of the namespaces whose roots are in scope (bool[R]).
+
+    Blocks that somebody holds lose their edge now and are freed with the last holder. Sequences of these
+    namespaces share nothing they compute from now on: it may rest on what was forgotten.
+    """
+    for row in range(pool.sequences.size):
+        sequence = pool.sequences[row]
+        if sequence.sequence_id != 0 and in_scope[sequence.root]:
+            retract(pool, sequence.first)
+            sequence.seals = False
+    roots = np.full(pool.nodes.size, NONE, np.int32)
+    num_freed = num_detached = 0
+    for block in range(pool.nodes.size):
+        if pool.state[block] == READY and in_scope[_root_of(pool, block, roots)]:
+            if pool.nodes[block].refs > 0:
+                num_detached += 1
+            else:
+                num_freed += 1
+    for block in range(pool.nodes.size):
+        if roots[block] != NONE and in_scope[roots[block]] and pool.state[block] == READY:
+            _forget(pool, block)
+    return Purge(num_freed, num_detached)
+
+
+@inner
+def _root_of(pool: Pool, block: int, roots: Array) -> int:
+    """The block's root; `roots` (int32[N]) remembers it for all blocks on the way."""
+    num_blocks = pool.nodes.size
+    node = block
+    while node < num_blocks and roots[node] == NONE:
+        node = pool.nodes[node].parent
+    root = node - num_blocks if node >= num_blocks else roots[node]
+    node = block
+    while node < num_blocks and roots[node] == NONE:
+        roots[node] = root
+        node = pool.nodes[node].parent
+    return root
+
+
+@inner
+def _forget(pool: Pool, block: int) -> None:
+    """A READY block without holders is given back, one with holders detached."""
+    counters = pool.counters
+    remove_edge(pool, block)
+    if is_linked(pool, block):
+        unlink(pool, block)
+    if pool.nodes[block].refs > 0:
+        pool.state[block] = DETACHED
+        return
+    parent = pool.nodes[block].parent
+    if parent < pool.nodes.size:
+        pool.nodes[parent].children -= 1
+    else:
+        pool.roots[parent - pool.nodes.size].children -= 1
+    tenant = pool.owner[block]
+    pool.tenants[tenant].charged -= 1
+    pool.tenants[tenant].evictable -= 1
+    counters[0].num_evictable -= 1
+    counters[0].num_ready -= 1
+    put_back(pool, block, counters[0].launched_step)
