@@ -141,10 +141,10 @@ class Ledger:
 
     def receive(self, timeout_s: float) -> Outcome | None:
         """Applies the outstanding answer; None when it has not come. Raises StaleEpochError."""
-        answer = self._memory.receive(timeout_s)
-        if answer is None or self._sent is None:
+        sent = self._sent
+        if sent is None or (answer := self._memory.receive(timeout_s)) is None:
             return None
-        sent, self._sent = self._sent, None
+        self._sent = None
         return self._apply(sent, answer)
 
     def _apply(self, sent: _Sent, answer: UpdateAnswer) -> Outcome:

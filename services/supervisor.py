@@ -130,11 +130,17 @@ async def run_system(config: SystemConfig, on_ready: Callable[[str], None]) -> N
 
 
 async def _start_and_watch(children: list[Child], on_ready: Callable[[str], None]) -> None:
-    memory, engine, frontend = children
-    await asyncio.gather(memory.start(), engine.start())
-    await frontend.start()
-    on_ready(frontend.ready_line)
-    await asyncio.gather(*(child.keep_alive() for child in children))
+    """Starts all, the frontend last; each is watched from the moment it is ready."""
+    *inner, frontend = children
+    await asyncio.gather(*(child.start() for child in inner))
+    watches = [asyncio.create_task(child.keep_alive()) for child in inner]
+    try:
+        await frontend.start()
+        on_ready(frontend.ready_line)
+        await asyncio.gather(frontend.keep_alive(), *watches)
+    finally:
+        for watch in watches:
+            watch.cancel()
 
 
 def _check_doors(config: FrontendConfig) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.frontend.outputs import Delta, FinishReason, TokenEvent, TokenLogprob
+from services.frontend.outputs import Delta, FinishReason, Step, TokenEvent, TokenLogprob
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.stop_strings import StopMatcher
 
@@ -32,9 +32,7 @@ class Choice:
         self._held_logprobs: list[_HeldLogprob] = []
         self._pending = Delta(index, "", [], [])
 
-    def push(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], at: float, blocks: list[int]
-    ) -> None:
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], step: Step) -> None:
         """Takes tokens until a stop string is complete; then `finish_reason` is set and the rest ignored."""
         for i, token_id in enumerate(token_ids):
             text = self._detokenizer.push(token_id)
@@ -42,7 +40,7 @@ class Choice:
             if logprobs:
                 self._hold_logprob(logprobs[i], len(text))
             if self._trace:
-                self._pending.events.append(TokenEvent(released, at, blocks))
+                self._pending.events.append(TokenEvent(released, step))
             if self._matcher is not None and self._matcher.matched is not None:
                 self._end(FinishReason.STOP, self._matcher.matched)
                 return
@@ -50,7 +48,7 @@ class Choice:
     def finish(
         self,
         reason: FinishReason,
-        at: float,
+        step: Step,
         stop_token: int | None = None,
         stop_logprob: TokenLogprob | None = None,
     ) -> None:
@@ -61,7 +59,7 @@ class Choice:
             self.num_tokens += 1
             self._pending.token_ids.append(stop_token)
             if self._trace:
-                self._pending.events.append(TokenEvent(held, at, []))
+                self._pending.events.append(TokenEvent(held, step))
         elif held and self._pending.events:
             last = self._pending.events[-1]
             self._pending.events[-1] = last._replace(text=last.text + held)
@@ -113,16 +111,14 @@ class Choice:
 class SilentChoice(Choice):
     """For max_tokens = 0: the engine computes the prompt and one token, which nobody gets to see."""
 
-    def push(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], at: float, blocks: list[int]
-    ) -> None:
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], step: Step) -> None:
         pass
 
     def finish(
         self,
         reason: FinishReason,
-        at: float,
+        step: Step,
         stop_token: int | None = None,
         stop_logprob: TokenLogprob | None = None,
     ) -> None:
-        super().finish(FinishReason.ABORT if reason is FinishReason.ABORT else FinishReason.LENGTH, at)
+        super().finish(FinishReason.ABORT if reason is FinishReason.ABORT else FinishReason.LENGTH, step)

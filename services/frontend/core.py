@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nexuskv.v1 import engine_pb2
@@ -41,6 +41,9 @@ class RequestOptions:
     priority: int = 0
     skip_special_tokens: bool = True
     trace: bool = False  # every token with its time and blocks
+
+    def traced(self) -> "RequestOptions":
+        return replace(self, stream=True, trace=True)
 
 
 class FrontendCore:
@@ -180,11 +183,11 @@ class FrontendCore:
         info, tokenizer, ids = model.info, model.tokenizer, prompt.token_ids
         if not ids:
             raise invalid(options.prompt_field, f"{options.prompt_field} must have at least one token")
-        check_token_ids(options.prompt_field, ids, info.vocab_size)
         # An answer of no tokens still needs its prompt computed, which gives one token.
         silent = sampling.max_tokens == 0
         wanted = 1 if silent else sampling.max_tokens
         max_tokens = resolve_max_tokens(len(ids), wanted, info.max_model_len, options.prompt_field)
+        check_token_ids(options.prompt_field, ids, info.vocab_size)
         end_ids = tokenizer.vocabulary.end_ids
         submit = engine_pb2.Submit(
             request_id=str(next(self._engine_ids)),

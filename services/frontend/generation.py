@@ -10,7 +10,7 @@ from services.errors import ServiceError, unavailable
 from services.frontend.choice import Choice
 from services.frontend.engine_outputs import unpack_ids, unpack_logprobs
 from services.frontend.metrics import RequestMetrics
-from services.frontend.outputs import Delta, FinishReason, Timings, TokenLogprob, Usage
+from services.frontend.outputs import Delta, FinishReason, Step, Timings, TokenLogprob, Usage
 
 _FINISH_REASONS = {
     inference_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -41,7 +41,6 @@ class Generation:
         self.timings = Timings(arrival=submit.arrival)
         self.prompt_logprobs: list[TokenLogprob] = []
         self.sequence_id: int | None = None
-        self.pool: engine_pb2.PoolState | None = None  # as of the last step
         self.accepted = False
         self.error: ServiceError | None = None
         self._wake = wake
@@ -73,10 +72,10 @@ class Generation:
         """Ends every unfinished choice with ABORT, keeping what it has said."""
         if self.done:
             return
-        now = time.time()
+        step = Step(time.time(), [], None)
         for choice in self.choices:
             if choice.finish_reason is None:
-                choice.finish(FinishReason.ABORT, now)
+                choice.finish(FinishReason.ABORT, step)
         self._finished()
 
     def take_output(self, output: engine_pb2.SequenceOutput, pool: engine_pb2.PoolState, now: float) -> None:
@@ -89,11 +88,12 @@ class Generation:
         choice = self.choices[output.index]
         if self.done or choice.finish_reason is not None:
             return
-        self.accepted, self.pool = True, pool
+        self.accepted = True
         if output.HasField("num_cached_tokens") or output.HasField("first_scheduled"):
             self._take_first(output)
         num_before = choice.num_tokens
-        self._take_tokens(choice, output, now)
+        blocks = unpack_ids(output.block_table) if output.block_table else []
+        self._take_tokens(choice, output, Step(now, blocks, pool))
         self._count(choice, output, choice.num_tokens - num_before, now)
         if all(choice.finish_reason for choice in self.choices):
             self._finished()
@@ -111,7 +111,7 @@ class Generation:
                 prompt[1:], output.prompt_logprobs, output.prompt_top_logprob_ids, output.prompt_top_logprobs
             )
 
-    def _take_tokens(self, choice: Choice, output: engine_pb2.SequenceOutput, now: float) -> None:
+    def _take_tokens(self, choice: Choice, output: engine_pb2.SequenceOutput, step: Step) -> None:
         token_ids = unpack_ids(output.token_ids)
         logprobs: list[TokenLogprob] = []
         if output.logprobs:
@@ -122,10 +122,10 @@ class Generation:
         if output.HasField("matched_stop_token"):
             stop_token = token_ids.pop()
             stop_logprob = logprobs.pop() if logprobs else None
-        choice.push(token_ids, logprobs, now, unpack_ids(output.block_table) if output.block_table else [])
+        choice.push(token_ids, logprobs, step)
         if output.finish_reason and choice.finish_reason is None:
             reason = _FINISH_REASONS[output.finish_reason]
-            choice.finish(reason, now, stop_token, stop_logprob)
+            choice.finish(reason, step, stop_token, stop_logprob)
 
     def _count(self, choice: Choice, output: engine_pb2.SequenceOutput, num_tokens: int, now: float) -> None:
         usage, timings = self.usage, self.timings

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from nexuskv.v1 import engine_pb2
+
 
 class FinishReason(StrEnum):
     STOP = "stop"
@@ -20,12 +22,19 @@ class TokenLogprob(NamedTuple):
     offset: int = 0  # characters of the choice's text before the token
 
 
+class Step(NamedTuple):
+    """What a step of the engine said besides tokens."""
+
+    at: float  # seconds since the epoch
+    block_ids: list[int]  # the sequence's block table, when it was asked for
+    pool: engine_pb2.PoolState | None
+
+
 class TokenEvent(NamedTuple):
-    """One token as it came out of the engine; times are seconds since the epoch."""
+    """One token with the step it came from."""
 
     text: str
-    at: float
-    block_ids: list[int]
+    step: Step
 
 
 @dataclass(slots=True)

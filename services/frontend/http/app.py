@@ -6,20 +6,30 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.frontend.core import FrontendCore
 from services.frontend.http.chat import ChatCompletions
+from services.frontend.http.completions import Completions
 from services.frontend.http.errors import add_error_handlers
 from services.frontend.http.operations import Operations
+from services.frontend.http.text import TextEndpoints
+from services.frontend.http.token_stream import TokenStream
 from services.frontend.peer_stats import PeerStats
 
 
 def build_app(core: FrontendCore, stats: PeerStats, max_body_bytes: int) -> FastAPI:
-    chat = ChatCompletions(core, max_body_bytes)
+    text = TextEndpoints(core, max_body_bytes)
     operations = Operations(core, stats)
     routes: list[BaseRoute] = [
-        Route("/v1/chat/completions", chat.post, methods=["POST"]),
+        Route("/v1/chat/completions", ChatCompletions(core, max_body_bytes).post, methods=["POST"]),
+        Route("/v1/completions", Completions(core, max_body_bytes).post, methods=["POST"]),
+        Route("/v1/generate/stream", TokenStream(core, max_body_bytes).post, methods=["POST"]),
         Route("/v1/models", operations.models, methods=["GET"]),
         Route("/v1/models/{name:path}", operations.model, methods=["GET"]),
+        Route("/v1/telemetry", operations.telemetry, methods=["GET"]),
+        Route("/tokenize", text.tokenize, methods=["POST"]),
+        Route("/detokenize", text.detokenize, methods=["POST"]),
         Route("/health", operations.health, methods=["GET"]),
         Route("/ready", operations.ready, methods=["GET"]),
+        Route("/metrics", operations.metrics, methods=["GET"]),
+        Route("/v1/metrics", operations.metrics, methods=["GET"]),
     ]
     app = FastAPI(openapi_url=None, routes=routes)
     app.add_middleware(_SingleSlash)

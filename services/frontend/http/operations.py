@@ -3,10 +3,13 @@
 from typing import Any
 
 from fastapi import Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.errors import not_found, unavailable
 from services.frontend.core import FrontendCore
 from services.frontend.http.spelling import to_json
+from services.frontend.http.telemetry import telemetry_object
+from services.frontend.peer_metrics import PeerCollector
 from services.frontend.peer_stats import PeerStats
 from services.frontend.served_model import ALIAS, ServedModel
 
@@ -38,6 +41,18 @@ class Operations:
         if not name:
             raise not_found("no model is named", "MODEL_NOT_FOUND", "model")
         return _json(_model(model, name))
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text: what the frontend counted, then what its peers say now."""
+        snapshot = await self._stats.snapshot()
+        own = generate_latest(self._core.metrics.registry)
+        peers = generate_latest(PeerCollector(snapshot, self._core.link.model))
+        return Response(own + peers, 200, None, CONTENT_TYPE_LATEST)
+
+    async def telemetry(self, request: Request) -> Response:
+        """The same moment as one JSON object."""
+        snapshot = await self._stats.snapshot()
+        return _json(telemetry_object(self._core, snapshot))
 
 
 def _model(model: ServedModel, name: str) -> dict[str, Any]:

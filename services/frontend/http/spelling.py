@@ -33,20 +33,15 @@ def visible_logprobs(delta: Delta) -> Sequence[TokenLogprob]:
     return delta.logprobs[:-1] if isinstance(delta.matched_stop, int) else delta.logprobs
 
 
-def prompt_logprobs(
-    prompt_ids: Sequence[int], entries: Sequence[TokenLogprob], tokenizer: Tokenizer
-) -> list[dict[str, Any] | None]:
+def prompt_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
     """One object per prompt token: token id → logprob and text; the first token has none."""
     values: list[dict[str, Any] | None] = [None]
     for entry in entries:
         pairs = [*entry.top, (entry.token_id, entry.logprob)]
         values.append(
             {
-                str(token_id): {
-                    "logprob": finite(logprob),
-                    "decoded_token": tokenizer.token_text(token_id),
-                }
-                for token_id, logprob in pairs
+                str(i): {"logprob": finite(logprob), "decoded_token": tokenizer.token_text(i)}
+                for i, logprob in pairs
             }
         )
-    return values if prompt_ids else []
+    return values
