@@ -30,7 +30,6 @@ from memory_manager.pins import Pins
 from memory_manager.requests import Acquire, UpdateRequest, same_body
 from memory_manager.views import Cleared
 
-_PROBLEMS = {value: name for name, value in vars(checks).items() if name.isupper() and isinstance(value, int)}
 
 Namespace = tuple[str, str]  # (salt, adapter); the model fingerprint is the pool's
 T = TypeVar("T")
@@ -107,8 +106,8 @@ class EnginePool:
             room.num_tokens_ahead,
             acquire_ids,
         )
-        if verdict.problem != checks.OK:
-            reason = _PROBLEMS[verdict.problem]
+        if verdict.problem != checks.Problem.NONE:
+            reason = verdict.problem.name
             raise InvalidRequestError(reason, f"sequence {verdict.sequence_id}: {reason}")
         return verdict
 

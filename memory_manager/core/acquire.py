@@ -7,7 +7,7 @@ import numpy as np
 from memory_manager.core.blocks import append_blocks
 from memory_manager.core.eviction import reserve
 from memory_manager.core.hashing import chain_paths
-from memory_manager.core.holds import hold, unhold
+from memory_manager.core.holds import hold, take_back_hold
 from memory_manager.core.jit import inner, kernel
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
 from memory_manager.core.rows import take_row
@@ -54,7 +54,7 @@ def acquire(
     hold(pool, node)  # so that making room does not evict what was just matched
     num_needed -= pool.counters[0].num_evictable
     if reserve(pool, tenant, num_fresh, False) < num_fresh:
-        unhold(pool, node)
+        take_back_hold(pool, node)
         return AcquireOutcome(SHORT, num_cached, num_pending, num_needed)
     row = take_row(pool, sequence_id, tenant, root)
     sequence = pool.sequences[row]

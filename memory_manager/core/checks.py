@@ -2,25 +2,28 @@
 
 # mypy: no-warn-return-any
 
+from enum import IntEnum
 from typing import NamedTuple
 
 from memory_manager.core.jit import inner, kernel
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
 from memory_manager.core.rows import find_row
 
-# What can be wrong with an entry; the names are the reasons that callers see.
-(
-    OK,
-    UNKNOWN_SEQUENCE,
-    SEQUENCE_EXISTS,
-    DUPLICATE_SEQUENCE,
-    BAD_SEQUENCE_ID,
-    BAD_NUM_TOKENS,
-    BAD_NUM_WRITTEN,
-    NO_ROOM,
-    BAD_TRUNCATE,
-    TRUNCATE_TOO_SHORT,
-) = range(10)
+
+class Problem(IntEnum):
+    """What can be wrong with an entry; the names are the reasons that callers see."""
+
+    NONE = 0
+    UNKNOWN_SEQUENCE = 1
+    SEQUENCE_EXISTS = 2
+    DUPLICATE_SEQUENCE = 3
+    BAD_SEQUENCE_ID = 4
+    BAD_NUM_TOKENS = 5
+    BAD_NUM_WRITTEN = 6
+    NO_ROOM = 7
+    BAD_TRUNCATE = 8
+    TRUNCATE_TOO_SHORT = 9
+
 
 # Marks of a sequence within one call: named by advance, by truncate, by release, by room.
 _ADVANCED, _TRUNCATED, _RELEASED, _ROOM, _NUM_MARKS = 1, 2, 4, 8, 16
@@ -29,7 +32,7 @@ _ADVANCED, _TRUNCATED, _RELEASED, _ROOM, _NUM_MARKS = 1, 2, 4, 8, 16
 class Verdict(NamedTuple):
     """The first bad entry, if any, and how much the answer may have to hold."""
 
-    problem: int
+    problem: Problem
     sequence_id: int
     most_replaced: int
     most_copies: int
@@ -55,14 +58,14 @@ def check_update(
     pool.counters[0].calls += 1
     most_copies = most_room = 0
     problem, sequence_id, most_replaced = _check_advance(pool, advance_ids, num_tokens, num_written)
-    if problem == OK:
+    if problem == Problem.NONE:
         problem, sequence_id = _check_truncate(pool, truncate_ids, num_kept)
-    if problem == OK:
+    if problem == Problem.NONE:
         _mark_released(pool, release_ids)
         problem, sequence_id, most_copies = _check_fork(pool, parent_ids, child_ids)
-    if problem == OK:
+    if problem == Problem.NONE:
         problem, sequence_id, most_room = _check_room(pool, room_ids, num_ahead, parent_ids, child_ids)
-    if problem == OK:
+    if problem == Problem.NONE:
         problem, sequence_id = _check_new(pool, acquire_ids)
     return Verdict(problem, sequence_id, most_replaced, most_copies, min(most_room, pool.nodes.size))
 
@@ -94,40 +97,40 @@ def _tokens_after_advance(pool: Pool, row: int) -> int:
 @inner
 def _check_advance(
     pool: Pool, sequence_ids: Array, num_tokens: Array, num_written: Array
-) -> tuple[int, int, int]:
+) -> tuple[Problem, int, int]:
     most_replaced = 0
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
         if row == NONE:
-            return UNKNOWN_SEQUENCE, sequence_ids[i], 0
+            return Problem.UNKNOWN_SEQUENCE, sequence_ids[i], 0
         if _mark(pool, row, _ADVANCED):
-            return DUPLICATE_SEQUENCE, sequence_ids[i], 0
+            return Problem.DUPLICATE_SEQUENCE, sequence_ids[i], 0
         sequence = pool.sequences[row]
         if num_tokens[i] < 0:
-            return BAD_NUM_TOKENS, sequence_ids[i], 0
+            return Problem.BAD_NUM_TOKENS, sequence_ids[i], 0
         total = sequence.num_tokens + num_tokens[i]
         if total > sequence.num_blocks * BLOCK_SIZE:
-            return NO_ROOM, sequence_ids[i], 0
+            return Problem.NO_ROOM, sequence_ids[i], 0
         if num_written[i] < sequence.num_written or num_written[i] > total:
-            return BAD_NUM_WRITTEN, sequence_ids[i], 0
+            return Problem.BAD_NUM_WRITTEN, sequence_ids[i], 0
         sequence.checked_tokens = total
         most_replaced += num_written[i] // BLOCK_SIZE - sequence.num_sealed
-    return OK, 0, most_replaced
+    return Problem.NONE, 0, most_replaced
 
 
 @inner
-def _check_truncate(pool: Pool, sequence_ids: Array, num_kept: Array) -> tuple[int, int]:
+def _check_truncate(pool: Pool, sequence_ids: Array, num_kept: Array) -> tuple[Problem, int]:
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
         if row == NONE:
-            return UNKNOWN_SEQUENCE, sequence_ids[i]
+            return Problem.UNKNOWN_SEQUENCE, sequence_ids[i]
         if _mark(pool, row, _TRUNCATED):
-            return DUPLICATE_SEQUENCE, sequence_ids[i]
+            return Problem.DUPLICATE_SEQUENCE, sequence_ids[i]
         if num_kept[i] < 0 or num_kept[i] > pool.sequences[row].num_blocks:
-            return BAD_TRUNCATE, sequence_ids[i]
+            return Problem.BAD_TRUNCATE, sequence_ids[i]
         if num_kept[i] * BLOCK_SIZE < _tokens_after_advance(pool, row):
-            return TRUNCATE_TOO_SHORT, sequence_ids[i]
-    return OK, 0
+            return Problem.TRUNCATE_TOO_SHORT, sequence_ids[i]
+    return Problem.NONE, 0
 
 
 @inner
@@ -139,12 +142,12 @@ def _mark_released(pool: Pool, sequence_ids: Array) -> None:
 
 
 @inner
-def _check_fork(pool: Pool, parent_ids: Array, child_ids: Array) -> tuple[int, int, int]:
+def _check_fork(pool: Pool, parent_ids: Array, child_ids: Array) -> tuple[Problem, int, int]:
     most_copies = 0
     for i in range(parent_ids.size):
         row = find_row(pool, parent_ids[i])
         if row == NONE or _has_mark(pool, row, _RELEASED):
-            return UNKNOWN_SEQUENCE, parent_ids[i], 0
+            return Problem.UNKNOWN_SEQUENCE, parent_ids[i], 0
         num_tokens = _tokens_after_advance(pool, row)
         most_copies += (num_tokens + BLOCK_SIZE - 1) // BLOCK_SIZE
     problem, sequence_id = _check_new(pool, child_ids)
@@ -154,7 +157,7 @@ def _check_fork(pool: Pool, parent_ids: Array, child_ids: Array) -> tuple[int, i
 @inner
 def _check_room(
     pool: Pool, sequence_ids: Array, num_ahead: Array, parent_ids: Array, child_ids: Array
-) -> tuple[int, int, int]:
+) -> tuple[Problem, int, int]:
     most_room = 0
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
@@ -164,23 +167,23 @@ def _check_room(
                 if child_ids[k] == sequence_ids[i]:
                     row = find_row(pool, parent_ids[k])
             if row == NONE:
-                return UNKNOWN_SEQUENCE, sequence_ids[i], 0
+                return Problem.UNKNOWN_SEQUENCE, sequence_ids[i], 0
         elif _mark(pool, row, _ROOM):
-            return DUPLICATE_SEQUENCE, sequence_ids[i], 0
+            return Problem.DUPLICATE_SEQUENCE, sequence_ids[i], 0
         if num_ahead[i] < 0:
-            return BAD_NUM_TOKENS, sequence_ids[i], 0
+            return Problem.BAD_NUM_TOKENS, sequence_ids[i], 0
         num_slots = _tokens_after_advance(pool, row) + num_ahead[i]
         most_room += (num_slots + BLOCK_SIZE - 1) // BLOCK_SIZE
-    return OK, 0, most_room
+    return Problem.NONE, 0, most_room
 
 
 @inner
-def _check_new(pool: Pool, sequence_ids: Array) -> tuple[int, int]:
+def _check_new(pool: Pool, sequence_ids: Array) -> tuple[Problem, int]:
     """Ids of new sequences. That none is named twice is checked by the caller."""
     for i in range(sequence_ids.size):
         if sequence_ids[i] < 1:
-            return BAD_SEQUENCE_ID, sequence_ids[i]
+            return Problem.BAD_SEQUENCE_ID, sequence_ids[i]
         row = find_row(pool, sequence_ids[i])
         if row != NONE and not _has_mark(pool, row, _RELEASED):
-            return SEQUENCE_EXISTS, sequence_ids[i]
-    return OK, 0
+            return Problem.SEQUENCE_EXISTS, sequence_ids[i]
+    return Problem.NONE, 0

@@ -7,7 +7,7 @@ count travels up only when it changes between 0 and 1. Blocks with refs == 0 can
 from memory_manager.core.blocks import put_back
 from memory_manager.core.jit import inner
 from memory_manager.core.layout import DETACHED, Pool
-from memory_manager.core.order import move_to_newest
+from memory_manager.core.order import is_linked, link_by_age, move_to_newest
 
 
 @inner
@@ -24,7 +24,7 @@ def hold(pool: Pool, node: int) -> None:
 
 @inner
 def unhold(pool: Pool, node: int) -> None:
-    """Takes a hold back without counting as a use."""
+    """Ends a hold without counting as a use."""
     num_blocks = pool.nodes.size
     while node < num_blocks:
         pool.nodes[node].refs -= 1
@@ -37,6 +37,15 @@ def unhold(pool: Pool, node: int) -> None:
             pool.tenants[pool.owner[node]].evictable += 1
             pool.counters[0].num_evictable += 1
         node = parent
+
+
+@inner
+def take_back_hold(pool: Pool, node: int) -> None:
+    """Undoes `hold`. The node may have left the eviction order while it was held."""
+    unhold(pool, node)
+    if node < pool.nodes.size and pool.nodes[node].refs == 0 and pool.nodes[node].children == 0:
+        if not is_linked(pool, node):
+            link_by_age(pool, node)
 
 
 @inner
