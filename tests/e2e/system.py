@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 import httpx
 import psutil
+
 from nexuskv.v1 import memory_pb2, memory_pb2_grpc
 
 START_TIMEOUT_S = 240
@@ -49,6 +50,13 @@ class System:
     def integrity_violations(self) -> list[str]:
         response = self.memory.CheckIntegrity(memory_pb2.CheckIntegrityRequest())
         return list(response.violations)
+
+    def wait_idle(self, timeout_s: float = 10) -> None:
+        """Nothing runs, nothing waits, no block is held."""
+        wait_until(lambda: self.num_unfinished() == 0 and self.blocks_in_use() == 0, timeout_s, "not idle")
+
+    def num_unfinished(self) -> int:
+        return int(self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting"))
 
     def metric(self, name: str) -> float:
         """The sum over a metric's samples in /metrics."""

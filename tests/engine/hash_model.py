@@ -18,7 +18,7 @@ class HashModel:
         self._vocab = np.arange(1, vocab_size + 1, dtype=np.uint64)
 
     def forward(self, batch: Batch, kv: KVPool) -> torch.Tensor:
-        """Writes each token id as its K; the hidden state is the hash of the tokens up to the row, int64 [T]."""
+        """Writes each token id as its K; a row's hidden state is the hash of its prefix, int64 [T]."""
         slots = kv.keys(0).view(-1).numpy()  # one float a slot
         slots[batch.slot_mapping] = batch.token_ids
         hashes = np.empty(batch.num_tokens, np.int64)
@@ -32,7 +32,7 @@ class HashModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with np.errstate(over="ignore"):
             mixed = hidden.numpy().astype(np.uint64)[:, None] * self._vocab[None] * _MULTIPLIER
-        return torch.from_numpy(((mixed >> np.uint64(40)).astype(np.float32) / (1 << 22)))
+        return torch.from_numpy((mixed >> np.uint64(40)).astype(np.float32) / (1 << 22))
 
 
 def hash_prefix(tokens: np.ndarray) -> int:
