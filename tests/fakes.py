@@ -15,12 +15,21 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
     """Answers every choice with `script(submit)`, one token a step, then repeats its last token."""
 
     def __init__(self, info: pb.GetEngineInfoResponse, script: Callable[[pb.Submit], list[int]]) -> None:
-        self.info, self.script, self.load = info, script, pb.GetLoadResponse()
+        self.info = info
+        self._sessions: set[asyncio.Queue[pb.SessionResponse | None]] = set()
+        self.reset(script)
+
+    def reset(self, script: Callable[[pb.Submit], list[int]]) -> None:
+        self.script, self.load = script, pb.GetLoadResponse()
         self.submits: list[pb.Submit] = []
         self.aborted: list[str] = []
         self.rejection: pb.Rejected | None = None
         self.pause_after = 1 << 30  # tokens of a choice, then the engine waits
-        self.hang_up = asyncio.Event()  # set: sessions end, and so does every request
+
+    def hang_up(self) -> None:
+        """Sessions end, and so does every request."""
+        for responses in self._sessions:
+            responses.put_nowait(None)
 
     async def GetEngineInfo(self, request: object, context: object) -> pb.GetEngineInfoResponse:
         return self.info
@@ -32,18 +41,14 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
         self, requests: AsyncIterator[pb.SessionRequest], context: object
     ) -> AsyncIterator[pb.SessionResponse]:
         responses: asyncio.Queue[pb.SessionResponse | None] = asyncio.Queue()
+        self._sessions.add(responses)
         reader = asyncio.create_task(self._read(requests, responses))
-        closer = asyncio.create_task(self._close(responses))
         try:
             while (response := await responses.get()) is not None:
                 yield response
         finally:
             reader.cancel()
-            closer.cancel()
-
-    async def _close(self, responses: "asyncio.Queue[pb.SessionResponse | None]") -> None:
-        await self.hang_up.wait()
-        responses.put_nowait(None)
+            self._sessions.discard(responses)
 
     async def _read(
         self, requests: AsyncIterator[pb.SessionRequest], responses: asyncio.Queue[pb.SessionResponse | None]

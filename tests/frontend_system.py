@@ -1,12 +1,18 @@
-"""A real frontend on free ports, in front of a scripted engine on a real port."""
+"""A real frontend on free ports, in front of a scripted engine on a real port.
+
+One of each serves a whole module: its tests run with `pytestmark = MODULE_LOOP`.
+"""
 
 import asyncio
+import contextlib
 import importlib.util
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from nexuskv.v1 import engine_pb2, engine_pb2_grpc
 from services.config import FrontendConfig
@@ -16,6 +22,7 @@ from services.frontend.text.tokenizer import Tokenizer
 from services.grpc_server import GrpcServer
 from tests.fakes import ScriptedEngine
 
+MODULE_LOOP = pytest.mark.asyncio(loop_scope="module")
 MODEL = "org/tiny-model"
 MAX_MODEL_LEN = 512
 
@@ -49,6 +56,76 @@ def tokenizer(info: engine_pb2.GetEngineInfoResponse) -> Tokenizer:
     return served_model.load(info).tokenizer
 
 
+@pytest.fixture(scope="session")
+def load_the_tokenizer_once() -> Iterator[None]:
+    """Every frontend of a test run loads the same model; half a second each adds up."""
+    load, loaded = served_model.load, dict[bytes, served_model.ServedModel]()
+
+    def load_once(info: engine_pb2.GetEngineInfoResponse) -> served_model.ServedModel:
+        key = info.SerializeToString()
+        if key not in loaded:
+            loaded[key] = load(info)
+        return loaded[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(served_model, "load", load_once)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: ScriptedEngine) -> AsyncIterator[str]:
+    """The scripted engine on a port; its health service answers for the memory manager too."""
+    server = GrpcServer(["nexuskv.v1.EngineService"])
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, server.server)
+    port = await server.start("127.0.0.1:0")
+    await server.set_serving(True)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def frontend_for(engine_address: str, **settings: Any) -> AsyncIterator[Frontend]:
+    """A frontend on free ports; it may not be ready yet."""
+    defaults = {"drain_timeout_s": 0.2, "max_body_bytes": 1 << 20}
+    frontend = Frontend(
+        FrontendConfig(
+            http_port=0,
+            grpc_port=0,
+            memory_address=engine_address,
+            engine_address=engine_address,
+            **{**defaults, **settings},
+        )
+    )
+    await frontend.start()
+    try:
+        yield frontend
+    finally:
+        await frontend.stop()
+
+
+def http_client(frontend: Frontend) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", timeout=30, trust_env=False)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def system(
+    info: engine_pb2.GetEngineInfoResponse, load_the_tokenizer_once: None
+) -> AsyncIterator[tuple[Frontend, ScriptedEngine]]:
+    """One frontend and one engine for all tests of a module; `engine` resets it for each."""
+    engine = ScriptedEngine(info, lambda submit: [])
+    async with serving(engine) as address, frontend_for(address) as frontend:
+        yield frontend, engine
+
+
+@pytest.fixture
+def engine(system: tuple[Frontend, ScriptedEngine], tokenizer: Tokenizer) -> ScriptedEngine:
+    ids = [*tokenizer.encode("The capital of France is Paris."), 2]
+    system[1].reset(lambda submit: ids)
+    return system[1]
+
+
 @pytest.fixture
 def answer(engine: ScriptedEngine, tokenizer: Tokenizer) -> Callable[[str], list[int]]:
     """Makes the engine answer a text, then end; answers the token ids (without the end token)."""
@@ -61,72 +138,25 @@ def answer(engine: ScriptedEngine, tokenizer: Tokenizer) -> Callable[[str], list
     return set_answer
 
 
-@pytest.fixture(autouse=True)
-def load_the_tokenizer_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every frontend of a test run loads the same model; half a second each adds up."""
-    monkeypatch.setattr(served_model, "load", _load_once)
+@pytest_asyncio.fixture(loop_scope="module")
+async def frontend(system: tuple[Frontend, ScriptedEngine], engine: ScriptedEngine) -> Frontend:
+    await system[0].ready()
+    return system[0]
 
 
-_loaded: dict[bytes, served_model.ServedModel] = {}
-_load = served_model.load
-
-
-def _load_once(info: engine_pb2.GetEngineInfoResponse) -> served_model.ServedModel:
-    key = info.SerializeToString()
-    if key not in _loaded:
-        _loaded[key] = _load(info)
-    return _loaded[key]
-
-
-@pytest.fixture
-async def engine(info: engine_pb2.GetEngineInfoResponse, tokenizer: Tokenizer) -> ScriptedEngine:
-    ids = [*tokenizer.encode("The capital of France is Paris."), 2]
-    return ScriptedEngine(info, lambda submit: ids)
-
-
-@pytest.fixture
-async def engine_server(engine: ScriptedEngine) -> AsyncIterator[str]:
-    """The engine's address."""
-    server = GrpcServer(["nexuskv.v1.EngineService"])
-    engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, server.server)
-    port = await server.start("127.0.0.1:0")
-    await server.set_serving(True)
-    yield f"127.0.0.1:{port}"
-    await server.stop(0)
-
-
-@pytest.fixture
-async def frontend(engine_server: str) -> AsyncIterator[Frontend]:
-    # The scripted server's health answers for the memory manager too.
-    config = FrontendConfig(
-        http_port=0,
-        grpc_port=0,
-        memory_address=engine_server,
-        engine_address=engine_server,
-        drain_timeout_s=0.2,
-        max_body_bytes=1 << 20,
-    )
-    frontend = Frontend(config)
-    await frontend.start()
-    await frontend.ready()
-    yield frontend
-    await frontend.stop()
-
-
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def http(frontend: Frontend) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{frontend.http_port}", timeout=20, trust_env=False
-    ) as client:
+    async with http_client(frontend) as client:
         yield client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
 
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], Awaitable[None]]:
     """Waits until a condition holds; the test's time limit ends a wait in vain."""
 
-    async def wait(condition: Callable[[], bool]) -> None:
-        while not condition():
-            await asyncio.sleep(0.005)
-
-    return wait
+    return until

@@ -24,7 +24,6 @@ from services.signals import wait_for_signal
 logger = logging.getLogger(__name__)
 
 READY_POLL_S = 0.05
-LISTEN_BACKLOG = 4096
 # A drained door still has the last bytes of its answers to send.
 DOOR_GRACE_S = 2.0
 
@@ -122,10 +121,18 @@ class Frontend:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With the protocol named, accepted sockets get TCP_NODELAY from asyncio; otherwise they do not.
+        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise ConfigError(f"--http-port={port}: cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
 
 
 def _join(host: str, port: int) -> str:

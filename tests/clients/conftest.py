@@ -1,25 +1,25 @@
 from tests.frontend_system import (
     answer,
     engine,
-    engine_server,
     eventually,
     frontend,
     http,
     info,
     load_the_tokenizer_once,
     model_path,
+    system,
     tokenizer,
 )
 
 __all__ = [
     "answer",
     "engine",
-    "engine_server",
     "eventually",
     "frontend",
     "http",
     "info",
     "load_the_tokenizer_once",
     "model_path",
+    "system",
     "tokenizer",
 ]

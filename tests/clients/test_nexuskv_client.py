@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from nexuskv.v1 import engine_pb2
 from nexuskv_client import (
@@ -20,12 +21,14 @@ from nexuskv_client import (
 )
 from services.frontend.process import Frontend
 from tests.fakes import ScriptedEngine
-from tests.frontend_system import MODEL
+from tests.frontend_system import MODEL, MODULE_LOOP
+
+pytestmark = MODULE_LOOP
 
 Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(frontend: Frontend) -> AsyncIterator[Client]:
     async with Client(f"127.0.0.1:{frontend.grpc_port}", default_deadline_s=20) as client:
         yield client
@@ -258,7 +261,7 @@ async def test_engine_lost(client: Client, engine: ScriptedEngine, eventually: E
     engine.pause_after = 2
     answer = asyncio.create_task(client.generate("Hi"))
     await eventually(lambda: len(engine.submits) == 1)
-    engine.hang_up.set()
+    engine.hang_up()
     with pytest.raises(UnavailableError) as caught:
         await answer
     assert caught.value.reason == "ENGINE_LOST"

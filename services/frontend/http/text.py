@@ -1,0 +1,36 @@
+"""POST /tokenize and POST /detokenize."""
+
+from fastapi import Request, Response
+
+from services.errors import invalid
+from services.frontend.core import FrontendCore
+from services.frontend.http import fields
+from services.frontend.http.body import read_object
+from services.frontend.http.chat import render
+from services.frontend.http.spelling import to_json
+from services.frontend.rules import TokenIdList, check_token_ids, shown
+
+
+class TextEndpoints:
+    def __init__(self, core: FrontendCore, max_body_bytes: int) -> None:
+        self._core = core
+        self._max_body_bytes = max_body_bytes
+
+    async def tokenize(self, request: Request) -> Response:
+        """`prompt` or `messages` → tokens, count, max_model_len."""
+        body = await read_object(request, self._max_body_bytes)
+        model = self._core.model(fields.model_name(body))
+        text = render(self._core, body) if "messages" in body else body.get("prompt")
+        if not isinstance(text, str):
+            raise invalid("prompt", f"prompt must be a string, got {shown(text)}")
+        token_ids = await self._core.tokenize(text, fields.flag(body, "add_special_tokens", True))
+        answer = {"tokens": token_ids, "count": len(token_ids), "max_model_len": model.info.max_model_len}
+        return Response(to_json(answer), 200, None, "application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        """`tokens` → prompt."""
+        body = await read_object(request, self._max_body_bytes)
+        model = self._core.model(fields.model_name(body))
+        token_ids = TokenIdList().check("tokens", body.get("tokens"))
+        check_token_ids("tokens", token_ids, model.info.vocab_size)
+        return Response(to_json({"prompt": model.tokenizer.decode(token_ids)}), 200, None, "application/json")

@@ -1,0 +1,117 @@
+"""POST /v1/generate/stream: one event per token, with what the engine measured at that moment."""
+
+from fastapi import Request, Response
+
+from services.errors import invalid
+from services.frontend.active_request import ActiveRequest
+from services.frontend.core import FrontendCore
+from services.frontend.http import fields
+from services.frontend.http.completions import read_prompt, split_prompts
+from services.frontend.http.endpoint import read_call
+from services.frontend.http.spelling import to_json
+from services.frontend.http.streaming import EventStream
+from services.frontend.outputs import Delta, FinishReason, Step, TokenEvent
+from services.frontend.sampling import Sampling
+
+DEFAULT_MAX_TOKENS = 128
+
+
+class TokenStream:
+    def __init__(self, core: FrontendCore, max_body_bytes: int) -> None:
+        self._core = core
+        self._max_body_bytes = max_body_bytes
+
+    async def post(self, request: Request) -> Response:
+        call = await read_call(self._core, request, self._max_body_bytes)
+        values = fields.sampling_values(call.body, without=("logprobs", "prompt_logprobs"))
+        sampling = Sampling(**{"max_tokens": DEFAULT_MAX_TOKENS, **values})
+        if sampling.n != 1:
+            raise invalid("n", f"n must be 1 on this endpoint, got {sampling.n}")
+        prompts = split_prompts(call.body.get("prompt"))
+        if len(prompts) != 1:
+            raise invalid("prompt", f"prompt must be one prompt on this endpoint, got {len(prompts)}")
+        prompt = await read_prompt(self._core, prompts[0])
+        options = call.options("prompt").traced()
+
+        def start() -> ActiveRequest:
+            return self._core.start(call.request_id, [prompt], sampling, options)
+
+        return EventStream(start, EventWriter)
+
+
+class EventWriter:
+    """A rate without samples is null, never a made-up number."""
+
+    def __init__(self, active: ActiveRequest) -> None:
+        (self._generation,) = active.generations
+        self._num_tokens = 0
+        self._first_at = self._last_at = 0.0  # seconds since the epoch
+
+    def opening(self) -> bytes:
+        return b""
+
+    def delta(self, delta: Delta) -> bytes:
+        events = delta.events
+        if delta.finish_reason is not None and not events:
+            # Aborted between two tokens: the end still has to be told.
+            return self._event(None, "", delta.finish_reason)
+        last = len(events) - 1
+        return b"".join(
+            [
+                self._event(event, event.text, delta.finish_reason if i == last else None)
+                for i, event in enumerate(events)
+            ]
+        )
+
+    def closing(self) -> bytes:
+        return b""
+
+    def _event(self, event: TokenEvent | None, text: str, finish_reason: FinishReason | None) -> bytes:
+        step = event.step if event is not None else Step(self._last_at, [], None)
+        itl_ms = self._take_time(step.at) if event is not None else None
+        elapsed_s = self._last_at - self._first_at
+        value = {
+            "sequence_id": self._generation.sequence_id,
+            "token": text,
+            "step": self._num_tokens,
+            "tokens_per_sec": (self._num_tokens - 1) / elapsed_s if elapsed_s > 0 else None,
+            "ttft_ms": self._ttft_ms(),
+            "itl_ms": itl_ms,
+            **_pool_figures(step),
+            "active_block_ids": step.block_ids,
+            "is_finished": finish_reason is not None,
+            "finish_reason": finish_reason,
+        }
+        return b"data: " + to_json(value).encode() + b"\n\n"
+
+    def _take_time(self, at: float) -> float | None:
+        self._num_tokens += 1
+        itl_ms = (at - self._last_at) * 1e3 if self._num_tokens > 1 else None
+        if self._num_tokens == 1:
+            self._first_at = at
+        self._last_at = at
+        return itl_ms
+
+    def _ttft_ms(self) -> float | None:
+        if self._num_tokens == 0:
+            return None
+        return (self._first_at - self._generation.timings.arrival) * 1e3
+
+
+def _pool_figures(step: Step) -> dict[str, float | None]:
+    pool = step.pool
+    if pool is None or pool.num_blocks == 0:
+        names = ("allocated_blocks", "total_blocks", "memory_usage_ratio")
+        return dict.fromkeys([*names, "prefix_cache_hit_ratio", "speculative_acceptance_rate"])
+    num_allocated = pool.num_blocks - pool.num_free
+    return {
+        "allocated_blocks": num_allocated,
+        "total_blocks": pool.num_blocks,
+        "memory_usage_ratio": num_allocated / pool.num_blocks,
+        "prefix_cache_hit_ratio": _ratio(pool.num_hit_tokens, pool.num_query_tokens),
+        "speculative_acceptance_rate": _ratio(pool.num_accepted_tokens, pool.num_draft_tokens),
+    }
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
