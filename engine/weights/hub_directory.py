@@ -1,0 +1,148 @@
+"""Reads model directories as Hugging Face lays them out: config.json and *.safetensors."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ModelError
+from engine.model.config import ModelConfig, RopeScaling
+from engine.weights.checkpoint import check_shape
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+class HubCheckpoint:
+    """A `Checkpoint` in a directory, in one safetensors file or in shards with an index."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self._json = _read_json(path / "config.json")
+        self.config = self._read_config(name)
+        self._files = _tensor_files(path)
+        self.fingerprint = _fingerprint(path, sorted(set(self._files.values())))
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        file = self._files.get(name)
+        if file is None:
+            raise ModelError(f"{self.path.name}: tensor {name} is missing")
+        try:
+            with safe_open(self.path / file, framework="pt") as tensors:
+                tensor: torch.Tensor = tensors.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{self.path / file}: cannot read tensor {name} ({error})") from error
+        check_shape(self.path, name, tensor.shape, shape)
+        return tensor.float()
+
+    def _value(self, key: str, default: Any = None) -> Any:
+        value = self._json.get(key, default)
+        if value is None:
+            raise ModelError(f"{self.path / 'config.json'}: {key} is missing")
+        return value
+
+    def _read_config(self, name: str) -> ModelConfig:
+        architecture = self._value("model_type")
+        if architecture not in ARCHITECTURES:
+            allowed = ", ".join(ARCHITECTURES)
+            raise ModelError(
+                f"{self.path.name}: model_type {architecture!r} is unknown; served are {allowed}"
+            )
+        if self._json.get("quantization_config"):
+            raise ModelError(f"{self.path.name}: quantised safetensors are not served; use a GGUF file")
+        heads, hidden = self._value("num_attention_heads"), self._value("hidden_size")
+        rope = self._json.get("rope_parameters") or {}
+        return ModelConfig(
+            name=name,
+            architecture=architecture,
+            num_layers=self._value("num_hidden_layers"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=self._value("num_key_value_heads", heads),
+            head_dim=self._json.get("head_dim") or hidden // heads,
+            intermediate_size=self._value("intermediate_size"),
+            vocab_size=self._value("vocab_size"),
+            max_position=self._max_position(),
+            rms_norm_eps=self._value("rms_norm_eps", 1e-6),
+            rope_theta=float(rope.get("rope_theta") or self._value("rope_theta", 10_000.0)),
+            rope_scaling=self._rope_scaling(rope or self._json.get("rope_scaling") or {}),
+            tie_embeddings=self._json.get("tie_word_embeddings", False),
+            eos_token_ids=self._eos_token_ids(),
+        ).validate()
+
+    def _max_position(self) -> int:
+        """Attention here sees the whole context, so a sliding window bounds what is exact."""
+        positions: int = self._value("max_position_embeddings")
+        uses_window = self._json.get("use_sliding_window", self._json["model_type"] == "mistral")
+        window = self._json.get("sliding_window")
+        return min(positions, window) if uses_window and window else positions
+
+    def _rope_scaling(self, rope: dict[str, Any]) -> RopeScaling | None:
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind == "default":
+            return None
+        original = rope.get("original_max_position_embeddings") or self._value("max_position_embeddings")
+        return RopeScaling(
+            kind=kind,
+            factor=float(rope.get("factor", 1.0)),
+            low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
+            high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
+            original_max_position=original,
+            beta_fast=float(rope.get("beta_fast") or 32),
+            beta_slow=float(rope.get("beta_slow") or 1),
+            attention_factor=rope.get("attention_factor"),
+        )
+
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        generation = self.path / "generation_config.json"
+        ids = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+        if ids is None:
+            ids = self._json.get("eos_token_id")
+        return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return content
+
+
+def _tensor_files(path: Path) -> dict[str, str]:
+    """Tensor name to file name."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        files: dict[str, str] = _read_json(index)["weight_map"]
+        return files
+    names: dict[str, str] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                names.update(dict.fromkeys(tensors.keys(), file.name))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file}: truncated or damaged safetensors file ({error})") from error
+    if not names:
+        raise ModelError(f"{path} holds no .safetensors file")
+    return names
+
+
+def _fingerprint(path: Path, files: list[str]) -> str:
+    """Sizes and heads of the files; a head lists every tensor with its shape and place."""
+    digest = hashlib.sha256((path / "config.json").read_bytes())
+    for name in files:
+        try:
+            with (path / name).open("rb") as file:
+                digest.update(f"{name}:{(path / name).stat().st_size}".encode() + file.read(1 << 20))
+        except OSError as error:
+            raise ModelError(f"{path / name} cannot be read ({error})") from error
+    return digest.hexdigest()[:16]
