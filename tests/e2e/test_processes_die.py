@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from nexuskv_client import Client, UnavailableError
+from nexuskv_client import Client, FinishReason, UnavailableError
 from tests.e2e.system import System, running_system
 
 
@@ -25,14 +25,14 @@ async def test_a_killed_process_comes_back(fragile: System, victim: str) -> None
                 answer = await client.generate(f"Story {i}", max_tokens=60, ignore_eos=True, deadline_s=120)
             except UnavailableError:
                 return "unavailable"
-            return answer.choices[0].finish_reason or "unfinished"
+            return str(answer.choices[0].finish_reason)
 
     requests = [asyncio.create_task(one(i)) for i in range(8)]
     await asyncio.sleep(random.Random(victim).uniform(0.2, 1.0))  # somewhere in the middle of the work
     old = fragile.child(victim)
     old.kill()
     outcomes = await asyncio.gather(*requests)
-    assert set(outcomes) <= {"length", "unavailable"}
+    assert set(outcomes) <= {str(FinishReason.LENGTH), "unavailable"}
     await asyncio.to_thread(fragile.wait_ready, 120)
     assert fragile.child(victim).pid != old.pid
     body = {"model": fragile.model, "prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from nexuskv_client import Client
+from nexuskv_client import Client, FinishReason
 from tests.e2e.system import System
 
 GOLDEN: list[dict[str, Any]] = json.loads(
@@ -56,7 +56,7 @@ async def test_chat_over_grpc_and_streamed(calm_system: System) -> None:
         async with client.stream(QUESTION, temperature=0.0) as stream:
             deltas = [delta async for delta in stream]
         assert "".join(delta.text for delta in deltas) == ANSWER
-        assert [d.finish_reason for d in deltas if d.finish_reason is not None] == ["stop"]
+        assert [d.finish_reason for d in deltas if d.finish_reason] == [FinishReason.STOP]
         assert stream.usage is not None
         assert stream.usage.completion_tokens == 8
 

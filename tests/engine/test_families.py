@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.2,
 }
-CONFIGS = {
+CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "llama-untied": (transformers.LlamaConfig, {"tie_word_embeddings": False}),
     "llama-tied": (transformers.LlamaConfig, {"tie_word_embeddings": True}),
