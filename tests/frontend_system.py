@@ -88,16 +88,15 @@ async def serving(engine: ScriptedEngine) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def frontend_for(engine_address: str, **settings: Any) -> AsyncIterator[Frontend]:
     """A frontend on free ports; it may not be ready yet."""
-    defaults = {"drain_timeout_s": 0.2, "max_body_bytes": 1 << 20}
-    frontend = Frontend(
-        FrontendConfig(
-            http_port=0,
-            grpc_port=0,
-            memory_address=engine_address,
-            engine_address=engine_address,
-            **{**defaults, **settings},
-        )
-    )
+    defaults = {
+        "http_port": 0,
+        "grpc_port": 0,
+        "memory_address": engine_address,
+        "engine_address": engine_address,
+        "drain_timeout_s": 0.2,
+        "max_body_bytes": 1 << 20,
+    }
+    frontend = Frontend(FrontendConfig(**{**defaults, **settings}))
     await frontend.start()
     try:
         yield frontend
@@ -144,10 +143,15 @@ async def frontend(system: tuple[Frontend, ScriptedEngine], engine: ScriptedEngi
     return system[0]
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def http(frontend: Frontend) -> AsyncIterator[httpx.AsyncClient]:
-    async with http_client(frontend) as client:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_client(system: tuple[Frontend, ScriptedEngine]) -> AsyncIterator[httpx.AsyncClient]:
+    async with http_client(system[0]) as client:
         yield client
+
+
+@pytest.fixture
+def http(frontend: Frontend, module_client: httpx.AsyncClient) -> httpx.AsyncClient:
+    return module_client
 
 
 async def until(condition: Callable[[], bool]) -> None:

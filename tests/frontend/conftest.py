@@ -7,6 +7,7 @@ from tests.frontend_system import (
     info,
     load_the_tokenizer_once,
     model_path,
+    module_client,
     system,
     tokenizer,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "info",
     "load_the_tokenizer_once",
     "model_path",
+    "module_client",
     "system",
     "tokenizer",
 ]
