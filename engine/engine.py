@@ -41,9 +41,9 @@ class Engine:
         """Queues a request. Raises RequestError when it cannot be served."""
         self._scheduler.add(request)
 
-    def abort(self, request_id: str, error: str = "") -> None:
-        """Takes effect before the next step; unknown ids are ignored."""
-        self._scheduler.abort(request_id, error)
+    def abort(self, request_id: str, asked_at: float | None = None) -> None:
+        """Takes effect before the next step; unknown ids are ignored. `asked_at` is by time.monotonic."""
+        self._scheduler.abort(request_id, asked_at)
 
     @property
     def has_work(self) -> bool:

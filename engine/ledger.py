@@ -3,6 +3,7 @@
 Collects what there is to say about sequences, sends it as one update, and applies the answer to them.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ class Outcome:
     never: list[tuple[Sequence, int, int]] = field(default_factory=list)  # needs, could have
     parked: list[Sequence] = field(default_factory=list)  # wait for a prefix that is being computed
     woken: set[int] = field(default_factory=set)  # sequence ids
+    abort_seconds: list[float] = field(default_factory=list)  # from each abort until its blocks were back
 
 
 @dataclass
@@ -43,6 +45,7 @@ class _Sent:
     rooms: list[Sequence]
     forks: list[tuple[Sequence, Sequence]]
     acquires: list[Sequence]
+    aborts: list[float]
 
 
 class Ledger:
@@ -51,6 +54,7 @@ class Ledger:
         self._copy_blocks = copy_blocks
         self._pending = Update()
         self._forks: list[tuple[Sequence, Sequence]] = []
+        self._aborts: list[float] = []  # when they were asked for, time.monotonic
         self._sent: _Sent | None = None
         self._by_id: dict[int, Sequence] = {}
         self._last_sequence_id = 0
@@ -101,6 +105,10 @@ class Ledger:
         sequence.drop_blocks()
         sequence.sequence_id = 0
 
+    def note_abort(self, asked_at: float) -> None:
+        """The releases that follow are an abort's; the answer to them tells how long it took."""
+        self._aborts.append(asked_at)
+
     def inherit(self, heir: Sequence, ended: Sequence) -> None:
         """The heir takes over an ended sequence's stay: both begin with the same prompt."""
         heir.take_blocks_of(ended)
@@ -136,7 +144,8 @@ class Ledger:
             return False
         update.launched_step = update.completed_step = step
         self._memory.send(update)
-        self._sent = _Sent(rooms, forks, candidates)
+        self._sent = _Sent(rooms, forks, candidates, self._aborts)
+        self._aborts = []
         return bool(candidates or forks or any(s.capacity < s.num_tokens for s in rooms))
 
     def receive(self, timeout_s: float) -> Outcome | None:
@@ -148,7 +157,8 @@ class Ledger:
         return self._apply(sent, answer)
 
     def _apply(self, sent: _Sent, answer: UpdateAnswer) -> Outcome:
-        outcome = Outcome(woken=set(answer.wake))
+        now = time.monotonic()
+        outcome = Outcome(woken=set(answer.wake), abort_seconds=[now - since for since in sent.aborts])
         for replacement in answer.replacements:
             sequence = self._by_id.get(replacement.sequence_id)
             if sequence is not None:

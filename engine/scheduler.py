@@ -88,11 +88,16 @@ class Scheduler:
         self._requests[request.request_id] = [first, *siblings]
         self._waiting.add(first)
 
-    def abort(self, request_id: str, error: str = "") -> None:
-        """Ends every choice that has not ended; unknown ids are ignored."""
-        for sequence in self._requests.get(request_id, []):
-            if sequence.status is not Status.FINISHED:
-                self._end(sequence, FinishReason.ABORT, error)
+    def abort(self, request_id: str, asked_at: float | None = None) -> None:
+        """Ends every choice that has not ended; unknown ids are ignored.
+
+        `asked_at` (time.monotonic) is when the client left, for the histogram of how long its blocks stay.
+        """
+        sequences = [s for s in self._requests.get(request_id, []) if s.status is not Status.FINISHED]
+        if any(sequence.sequence_id for sequence in sequences):
+            self._ledger.note_abort(time.monotonic() if asked_at is None else asked_at)
+        for sequence in sequences:
+            self._end(sequence, FinishReason.ABORT)
 
     def _new_sequence(self, request: Request, index: int, siblings: tuple[Sequence, ...] = ()) -> Sequence:
         self._num_added += 1
@@ -153,6 +158,8 @@ class Scheduler:
         for sequence in outcome.parked:
             self._waiting.park(sequence)
         self._waiting.wake(outcome.woken)
+        for seconds in outcome.abort_seconds:
+            self._metrics.abort_seconds.observe(seconds)
         for sequence, needed, limit in outcome.never:
             self._end(sequence, FinishReason.ABORT, f"needs {needed} blocks, may have {limit}")
         self._short_of = outcome.short[0][1] if outcome.short else 0
@@ -234,6 +241,7 @@ class Scheduler:
         self._metrics.observe_step(batch, result.seconds)
         for item, sampled in zip(batch.scheduled, result.sampled, strict=True):
             item.sequence.num_computed += item.num_tokens
+            self._waiting.charge(item.sequence.request.tenant, item.num_tokens)
             if sampled is not None:
                 outputs.extend(self._extend(item.sequence, sampled))
         return outputs

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from engine.engine import Engine
@@ -31,6 +32,7 @@ class _Submit:
 @dataclass(frozen=True)
 class _Abort:
     request_ids: list[str]
+    asked_at: float = field(default_factory=time.monotonic)
 
 
 class EngineWorker:
@@ -83,7 +85,7 @@ class EngineWorker:
     def _carry_out(self, command: _Submit | _Abort) -> None:
         if isinstance(command, _Abort):
             for request_id in command.request_ids:
-                self.engine.abort(request_id)
+                self.engine.abort(request_id, command.asked_at)
             return
         try:
             self.engine.add(command.request)

@@ -25,8 +25,8 @@ class HashModel:
         for s, end in enumerate(batch.context_lens):
             at = np.arange(end)
             prefix = slots[batch.block_tables[s, at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE]
-            for row in range(batch.cu_query_lens[s], batch.cu_query_lens[s + 1]):
-                hashes[row] = hash_prefix(prefix[: batch.positions[row] + 1])
+            rows = slice(batch.cu_query_lens[s], batch.cu_query_lens[s + 1])
+            hashes[rows] = np.array(prefix_hashes(prefix))[batch.positions[rows]]
         return torch.from_numpy(hashes)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -35,12 +35,13 @@ class HashModel:
         return torch.from_numpy((mixed >> np.uint64(40)).astype(np.float32) / (1 << 22))
 
 
-def hash_prefix(tokens: np.ndarray) -> int:
-    """A 62-bit polynomial hash."""
-    value = 1
-    for token in tokens:
-        value = (value * 1_000_003 + int(token) + 7) % ((1 << 61) - 1)
-    return value
+def prefix_hashes(tokens: np.ndarray) -> list[int]:
+    """A 61-bit polynomial hash of every prefix."""
+    hashes, value = [], 1
+    for token in tokens.astype(int).tolist():
+        value = (value * 1_000_003 + token + 7) % ((1 << 61) - 1)
+        hashes.append(value)
+    return hashes
 
 
 def small_pool(num_blocks: int) -> KVPool:
