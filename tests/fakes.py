@@ -37,6 +37,9 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
     async def GetLoad(self, request: object, context: object) -> pb.GetLoadResponse:
         return self.load
 
+    async def Drain(self, request: object, context: object) -> pb.DrainResponse:
+        return pb.DrainResponse()
+
     async def Session(
         self, requests: AsyncIterator[pb.SessionRequest], context: object
     ) -> AsyncIterator[pb.SessionResponse]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -162,7 +163,7 @@ async def test_stop_string(client: Client, engine: ScriptedEngine, eventually: E
     ],
 )
 async def test_wrong_fields_are_named(
-    client: Client, engine: ScriptedEngine, field: str, sampling: dict[str, object]
+    client: Client, engine: ScriptedEngine, field: str, sampling: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         await client.generate("Hi", **sampling)

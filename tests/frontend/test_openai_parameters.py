@@ -522,8 +522,8 @@ async def test_tokenize(http: httpx.AsyncClient) -> None:
     back = (await http.post("/detokenize", json={"tokens": answer["tokens"]})).json()
     assert back == {"prompt": "a  12"}
     assert (await http.post("/tokenize", json={"prompt": ""})).json()["tokens"] == []
-    for wrong in (None, 5, [1]):
-        assert check_error(await http.post("/tokenize", json={"prompt": wrong}), 400)["param"] == "prompt"
+    for prompt in (None, 5, [1]):
+        assert check_error(await http.post("/tokenize", json={"prompt": prompt}), 400)["param"] == "prompt"
     for wrong in (None, 5, "x", ["x"], [1.0], [-1], [49152], [True]):
         assert check_error(await http.post("/detokenize", json={"tokens": wrong}), 400)["param"] == "tokens"
 

@@ -13,6 +13,9 @@ from services.frontend.text.errors import ModelTextError, TemplateError
 
 Message = Mapping[str, Any]
 
+# What a template's own expressions raise for messages that it was not written for.
+_TEMPLATE_BUGS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
 
 class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -34,7 +37,7 @@ class ChatTemplate:
         options = {"add_generation_prompt": True, "tools": None, "documents": None, **variables}
         try:
             return self._template.render(messages=messages, **self._special_tokens, **options)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (jinja2.TemplateError, *_TEMPLATE_BUGS) as error:
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
 
 
