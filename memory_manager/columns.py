@@ -22,6 +22,16 @@ _FROZEN_FLAGS = 0x101 | 0x2
 _OWNS_DATA_FLAG = 0x4
 
 
+def freeze(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> None:
+    """Makes a column read-only. Raises InvalidRequestError / BAD_ARRAY for another type or layout."""
+    if array.dtype is not dtype or array.ndim != 1:
+        raise InvalidRequestError("BAD_ARRAY", f"{name} must be a one-dimensional array of {dtype}")
+    if array.flags.num & ~_OWNS_DATA_FLAG != _FROZEN_FLAGS:
+        array.setflags(write=False)
+        if array.flags.num & ~_OWNS_DATA_FLAG != _FROZEN_FLAGS:
+            raise InvalidRequestError("BAD_ARRAY", f"{name} must be contiguous and aligned")
+
+
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     array.setflags(write=False)
     return array
@@ -29,28 +39,3 @@ def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 NO_INT32S: Int32s = _frozen(np.empty(0, np.int32))
 NO_INT64S: Int64s = _frozen(np.empty(0, np.int64))
-
-
-def no_int32s() -> Int32s:
-    return NO_INT32S
-
-
-def no_int64s() -> Int64s:
-    return NO_INT64S
-
-
-def freeze(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> None:
-    """Makes a column read-only. Raises InvalidRequestError / BAD_ARRAY for another type or layout."""
-    if array.dtype is not dtype or array.ndim != 1:
-        raise InvalidRequestError("BAD_ARRAY", f"{name} must be a one-dimensional array of {dtype}")
-    array.setflags(write=False)
-    if array.flags.num & ~_OWNS_DATA_FLAG != _FROZEN_FLAGS:
-        raise InvalidRequestError("BAD_ARRAY", f"{name} must be contiguous and aligned")
-
-
-def same_length(expected: int, **columns: npt.NDArray[Any]) -> None:
-    for name, column in columns.items():
-        if column.size != expected:
-            raise InvalidRequestError(
-                "BAD_ARRAY_LENGTH", f"{name} has {column.size} entries, expected {expected}"
-            )

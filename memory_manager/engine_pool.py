@@ -20,25 +20,33 @@ from memory_manager.answers import (
 from memory_manager.columns import NO_INT64S, Int32s, Int64s
 from memory_manager.config import MemoryConfig, TenantLimits
 from memory_manager.core import acquire as core_acquire
-from memory_manager.core import checks, prefixes, updates
+from memory_manager.core import prefixes, updates
+from memory_manager.core.checks import Problem
 from memory_manager.core.growth import doubled, grow_sequences
-from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, new_pool
+from memory_manager.core.handle import PoolHandle
+from memory_manager.core.layout import BLOCK_SIZE, HEADLINE, NONE, Array, Pool, new_pool
 from memory_manager.core.waiting import take_woken
 from memory_manager.directory import Directory, K
 from memory_manager.errors import InvalidRequestError, PreconditionError
 from memory_manager.pins import Pins
-from memory_manager.requests import Acquire, UpdateRequest, same_body
+from memory_manager.requests import Acquire, UpdateRequest, freeze_columns, same_body
 from memory_manager.views import Cleared
-
 
 Namespace = tuple[str, str]  # (salt, adapter); the model fingerprint is the pool's
 T = TypeVar("T")
 
 
-def _replaced_columns(size: int) -> updates.ReplacedColumns:
-    return updates.ReplacedColumns(
-        np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.int32)
-    )
+def _replaced_columns(size: int) -> tuple[Int64s, Int32s, Int32s]:
+    """Where the core writes replacements: sequence ids, logical indices, blocks."""
+    return np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.int32)
+
+
+def _rejection(problem: Problem, sequence_id: int) -> InvalidRequestError:
+    if problem is Problem.BAD_STEPS:
+        return InvalidRequestError(problem.name, "launched_step >= completed_step, and neither goes back")
+    if problem is Problem.BAD_ARRAY_LENGTH:
+        return InvalidRequestError(problem.name, "advance.tokens does not fit advance.num_tokens")
+    return InvalidRequestError(problem.name, f"sequence {sequence_id}: {problem.name}")
 
 
 class EnginePool:
@@ -51,7 +59,7 @@ class EnginePool:
         self.model_fingerprint = model_fingerprint
         self.config = config
         secret = np.frombuffer(secrets.token_bytes(4 * BLOCK_SIZE), np.uint32).copy()
-        self.pool = new_pool(num_blocks, secret)
+        self._adopt(new_pool(num_blocks, secret))
         self.tenants: Directory[str] = Directory(self.pool.tenants.size)
         self.namespaces: Directory[Namespace] = Directory(self.pool.roots.size)
         self.pins = Pins(self)
@@ -60,12 +68,18 @@ class EnginePool:
         self._last_request: UpdateRequest | None = None
         self._last_answer: UpdateAnswer | None = None
 
+    def _adopt(self, pool: Pool) -> None:
+        """Goes on with these arrays."""
+        self.pool = pool
+        self.handle = PoolHandle(pool)
+        self._headline = pool.counters.view(np.int64)[: len(HEADLINE)]
+
     def update(self, request: UpdateRequest) -> UpdateAnswer:
         """Executes a call, or repeats the answer to the last one."""
+        freeze_columns(request)
         if request.op_seq != self._last_op_seq + 1:
             return self._repeat(request)
-        verdict = self._check(request)
-        answer = self._execute(request, verdict)
+        answer = self._execute(request)
         self._last_op_seq, self._last_request, self._last_answer = request.op_seq, request, answer
         return answer
 
@@ -80,36 +94,32 @@ class EnginePool:
             )
         return self._last_answer
 
-    def _check(self, request: UpdateRequest) -> checks.Verdict:
-        """Raises InvalidRequestError, without having changed anything."""
-        counters = self.pool.counters
-        launched, completed = request.launched_step, request.completed_step
-        if completed > launched:
-            raise InvalidRequestError("BAD_STEPS", f"completed_step {completed} > launched_step {launched}")
-        if launched < counters["launched_step"][0] or completed < counters["completed_step"][0]:
-            raise InvalidRequestError("BAD_STEPS", "launched_step and completed_step never go back")
-        advance, truncate, fork, room = request.advance, request.truncate, request.fork, request.room
-        acquire_ids = NO_INT64S
-        if request.acquires or fork.child_ids.size:
-            acquire_ids = self._new_ids(request)
-        verdict = checks.check_update(
-            self.pool,
-            advance.sequence_ids,
-            advance.num_tokens,
-            advance.num_written,
-            truncate.sequence_ids,
-            truncate.num_blocks_kept,
-            request.release.sequence_ids,
-            fork.parent_ids,
-            fork.child_ids,
-            room.sequence_ids,
-            room.num_tokens_ahead,
-            acquire_ids,
+    def _begin(self, request: UpdateRequest) -> updates.Begun:
+        """Checks the whole call and executes its advances, or raises InvalidRequestError."""
+        has_new = request.acquires or request.fork.child_ids.size
+        begun = updates.Begun(
+            *updates.begin(
+                self.handle,
+                request.launched_step,
+                request.completed_step,
+                request.advance.sequence_ids,
+                request.advance.num_tokens,
+                request.advance.tokens,
+                request.advance.num_written,
+                *request.truncate,
+                *request.release,
+                *request.fork,
+                *request.room,
+                self._new_ids(request) if has_new else NO_INT64S,
+                *self._replaced,
+            )
         )
-        if verdict.problem != checks.Problem.NONE:
-            reason = verdict.problem.name
-            raise InvalidRequestError(reason, f"sequence {verdict.sequence_id}: {reason}")
-        return verdict
+        if begun.problem:
+            raise _rejection(Problem(begun.problem), begun.sequence_id)
+        if begun.most_replaced > self._replaced[0].size:
+            self._replaced = _replaced_columns(2 * begun.most_replaced)
+            return self._begin(request)
+        return begun
 
     def _new_ids(self, request: UpdateRequest) -> Int64s:
         """The ids of the acquires; together with the forks' children none may occur twice."""
@@ -121,29 +131,29 @@ class EnginePool:
         ids.setflags(write=False)
         return ids
 
-    def _execute(self, request: UpdateRequest, verdict: checks.Verdict) -> UpdateAnswer:
+    def _execute(self, request: UpdateRequest) -> UpdateAnswer:
+        begun = self._begin(request)
         self._make_rows(request)
-        advance_result = self._advance(request, verdict.most_replaced)
         if request.truncate.sequence_ids.size:
-            updates.truncate(self.pool, request.truncate.sequence_ids, request.truncate.num_blocks_kept)
+            updates.truncate(self.handle, *request.truncate)
         if request.release.sequence_ids.size:
-            updates.release(self.pool, request.release.sequence_ids)
+            updates.release(self.handle, *request.release)
         fork_result, room_result = NO_FORK_RESULT, NO_ROOM_RESULT
         if request.fork.parent_ids.size:
-            fork_result = self._fork(request, verdict.most_copies)
+            fork_result = self._fork(request, begun.most_copies)
         if request.room.sequence_ids.size:
-            room_result = self._room(request, verdict.most_room)
+            room_result = self._room(request, begun.most_room)
         acquires = tuple(map(self._acquire, request.acquires)) if request.acquires else ()
-        counters = self.pool.counters[0]
+        num_free, num_fenced, num_evictable, num_woken = self._headline.tolist()
         return UpdateAnswer(
-            advance_result,
+            self._advance_result(begun.num_replaced),
             fork_result,
             room_result,
             acquires,
-            self._wake(),
-            int(counters["num_free"]),
-            int(counters["num_fenced"]),
-            int(counters["num_evictable"]),
+            self._take_woken(num_woken) if num_woken else NO_INT64S,
+            num_free,
+            num_fenced,
+            num_evictable,
         )
 
     def _make_rows(self, request: UpdateRequest) -> None:
@@ -153,39 +163,29 @@ class EnginePool:
             return
         counters = self.pool.counters[0]
         while counters["num_sequences"] + num_new > self.pool.sequences.size:
-            self.pool = grow_sequences(self.pool)
+            self._adopt(grow_sequences(self.pool))
         while counters["num_waiting"] + num_new > self.pool.waiters.size:
-            self.pool = self.pool._replace(waiters=doubled(self.pool.waiters))
+            self._adopt(self.pool._replace(waiters=doubled(self.pool.waiters)))
 
-    def _advance(self, request: UpdateRequest, most_replaced: int) -> AdvanceResult:
-        advance = request.advance
-        if most_replaced > self._replaced.blocks.size:
-            self._replaced = _replaced_columns(2 * most_replaced)
-        num_replaced = updates.advance(
-            self.pool,
-            request.launched_step,
-            request.completed_step,
-            advance.sequence_ids,
-            advance.num_tokens,
-            advance.tokens,
-            advance.num_written,
-            self._replaced,
-        )
+    def _advance_result(self, num_replaced: int) -> AdvanceResult:
         if num_replaced == 0:
             return NO_ADVANCE_RESULT
-        return AdvanceResult(*(column[:num_replaced].copy() for column in self._replaced))
+        sequence_ids, indices, blocks = self._replaced
+        return AdvanceResult(
+            sequence_ids[:num_replaced].copy(), indices[:num_replaced].copy(), blocks[:num_replaced].copy()
+        )
 
     def _fork(self, request: UpdateRequest, most_copies: int) -> ForkResult:
         parent_ids, child_ids = request.fork.parent_ids, request.fork.child_ids
         granted, num_copies = np.empty(parent_ids.size, np.int32), np.empty(parent_ids.size, np.int32)
         src, dst = np.empty(most_copies, np.int32), np.empty(most_copies, np.int32)
-        num_all = updates.fork(self.pool, parent_ids, child_ids, granted, num_copies, src, dst)
+        num_all = updates.fork(self.handle, parent_ids, child_ids, granted, num_copies, src, dst)
         return ForkResult(granted, num_copies, src[:num_all], dst[:num_all])
 
     def _room(self, request: UpdateRequest, most_room: int) -> RoomResult:
         sequence_ids, num_ahead = request.room.sequence_ids, request.room.num_tokens_ahead
         num_blocks, blocks = np.empty(sequence_ids.size, np.int32), np.empty(most_room, np.int32)
-        num_all = updates.room(self.pool, sequence_ids, num_ahead, num_blocks, blocks)
+        num_all = updates.room(self.handle, sequence_ids, num_ahead, num_blocks, blocks)
         return RoomResult(num_blocks, blocks[:num_all])
 
     def _acquire(self, acquire: Acquire) -> AcquireResult:
@@ -196,7 +196,7 @@ class EnginePool:
             return AcquireResult(AcquireStatus.NEVER, num_needed=num_needed, num_limit=num_limit)
         table: Int32s = np.empty(num_needed, np.int32)
         outcome = core_acquire.acquire(
-            self.pool,
+            self.handle,
             acquire.sequence_id,
             tenant,
             self._root((acquire.salt, acquire.adapter)),
@@ -214,12 +214,9 @@ class EnginePool:
             case _:
                 return AcquireResult(AcquireStatus.SHORT, num_needed=outcome.num_needed)
 
-    def _wake(self) -> Int64s:
-        num_woken = self.pool.counters["num_woken"][0]
-        if num_woken == 0:
-            return NO_INT64S
+    def _take_woken(self, num_woken: int) -> Int64s:
         woken = np.empty(num_woken, np.int64)
-        take_woken(self.pool, woken)
+        take_woken(self.handle, woken)
         return woken
 
     def find_prefix(self, namespace: Namespace, tokens: Int32s, limit: int) -> prefixes.Prefix:
@@ -227,14 +224,14 @@ class EnginePool:
         root = self.namespaces.rows.get(namespace)
         if root is None or limit <= 0:
             return prefixes.Prefix(0, NONE)
-        return prefixes.find_prefix(self.pool, root, tokens, limit)
+        return prefixes.find_prefix(self.handle, root, tokens, limit)
 
     def clear(self, condition: Callable[[Namespace], bool]) -> Cleared:
         """Forgets what is cached in the namespaces that meet the condition, pins included."""
         self.pins.remove_where(condition)
         in_scope = np.zeros(self.pool.roots.size, np.bool_)
         in_scope[[row for namespace, row in self.namespaces.rows.items() if condition(namespace)]] = True
-        purged = prefixes.purge(self.pool, in_scope)
+        purged = prefixes.purge(self.handle, in_scope)
         return Cleared(purged.num_freed, purged.num_detached)
 
     def limits(self, tenant: str) -> TenantLimits:
@@ -278,6 +275,6 @@ class EnginePool:
             rows: Array = getattr(self.pool, table)
             if not directory.sweep(is_idle):
                 directory.extend(2 * rows.size)
-                self.pool = self.pool._replace(**{table: doubled(rows)})
+                self._adopt(self.pool._replace(**{table: doubled(rows)}))
             row = directory.add(name)
         return row

@@ -13,7 +13,6 @@ from memory_manager.core.layout import (
     PRIVATE,
     QUARANTINED,
     READY,
-    Pool,
 )
 from memory_manager.engine_pool import EnginePool
 from memory_manager.views import BlockSnapshot, EngineStats, TenantStats
@@ -35,7 +34,7 @@ def inspect_blocks(engine: EnginePool) -> BlockSnapshot:
         engine_id=engine.engine_id,
         snapshot_seq=int(pool.counters["calls"][0]),
         states=_REPORTED[pool.state],
-        num_users=num_users(pool),
+        num_users=num_users(engine),
         depths=np.where(in_trie, pool.nodes["depth"], 0),
         owners=np.where(owned, pool.owner, NONE),
         tenants=tuple(tenants),
@@ -43,10 +42,10 @@ def inspect_blocks(engine: EnginePool) -> BlockSnapshot:
     )
 
 
-def num_users(pool: Pool) -> Int32s:
+def num_users(engine: EnginePool) -> Int32s:
     """int32[N], how many sequences have each block in their page table."""
-    users: Int32s = np.zeros(pool.state.size, np.int32)
-    count_users(pool, users)
+    users: Int32s = np.zeros(engine.num_blocks, np.int32)
+    count_users(engine.handle, users)
     return users
 
 

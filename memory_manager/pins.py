@@ -47,7 +47,7 @@ class Pins:
                 f"{prefix.num_blocks} blocks more than {limits['pinned']} pinned ones exceed the cap of"
                 f" {limits['pin_cap']}",
             )
-        prefixes.pin(self._engine.pool, row, prefix)
+        prefixes.pin(self._engine.handle, row, prefix)
         self._entries[pin_id] = _Entry(row, namespace, prefix, expires_at)
         return Pin(pin_id, prefix.num_blocks * BLOCK_SIZE)
 
@@ -55,7 +55,7 @@ class Pins:
         """Does nothing when the pin has ended already."""
         entry = self._entries.pop(pin_id, None)
         if entry is not None:
-            prefixes.unpin(self._engine.pool, entry.tenant_row, entry.prefix)
+            prefixes.unpin(self._engine.handle, entry.tenant_row, entry.prefix)
 
     def remove_where(self, condition: Callable[["Namespace"], bool]) -> None:
         for pin_id, entry in list(self._entries.items()):

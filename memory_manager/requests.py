@@ -1,92 +1,43 @@
-"""What an engine says in one call, one to one with UpdateSequencesRequest of memory.proto.
+"""What an engine says in one call, one to one with UpdateSequencesRequest of memory.proto."""
 
-A request that could be made is well formed: its columns have the right types and lengths.
-"""
-
-from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from memory_manager.columns import (
-    INT32,
-    INT64,
-    Int32s,
-    Int64s,
-    freeze,
-    no_int32s,
-    no_int64s,
-    same_length,
-)
+from memory_manager.columns import INT32, INT64, NO_INT32S, NO_INT64S, Int32s, Int64s, freeze
 from memory_manager.errors import InvalidRequestError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Advance:
-    """New final tokens of n sequences. `num_drafts` may be empty: none for all."""
+class Advance(NamedTuple):
+    """New final tokens of n sequences."""
 
-    sequence_ids: Int64s = field(default_factory=no_int64s)
-    num_tokens: Int32s = field(default_factory=no_int32s)
-    tokens: Int32s = field(default_factory=no_int32s)  # [sum(num_tokens)]
-    num_written: Int32s = field(default_factory=no_int32s)
-    num_drafts: Int32s = field(default_factory=no_int32s)
-
-    def __post_init__(self) -> None:
-        freeze(self.sequence_ids, INT64, "advance.sequence_ids")
-        freeze(self.num_tokens, INT32, "advance.num_tokens")
-        freeze(self.tokens, INT32, "advance.tokens")
-        freeze(self.num_written, INT32, "advance.num_written")
-        freeze(self.num_drafts, INT32, "advance.num_drafts")
-        n = self.sequence_ids.size
-        if self.num_tokens.size != n or self.num_written.size != n or self.num_drafts.size not in (0, n):
-            raise InvalidRequestError("BAD_ARRAY_LENGTH", "columns of advance differ in length")
-        if int(self.num_tokens.sum()) != self.tokens.size:
-            raise InvalidRequestError("BAD_ARRAY_LENGTH", "advance.tokens does not fit advance.num_tokens")
+    sequence_ids: Int64s = NO_INT64S
+    num_tokens: Int32s = NO_INT32S
+    tokens: Int32s = NO_INT32S  # [sum(num_tokens)]
+    num_written: Int32s = NO_INT32S
+    num_drafts: Int32s = NO_INT32S  # may be empty: none for all
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Truncate:
-    sequence_ids: Int64s = field(default_factory=no_int64s)
-    num_blocks_kept: Int32s = field(default_factory=no_int32s)
-
-    def __post_init__(self) -> None:
-        freeze(self.sequence_ids, INT64, "truncate.sequence_ids")
-        freeze(self.num_blocks_kept, INT32, "truncate.num_blocks_kept")
-        same_length(self.sequence_ids.size, num_blocks_kept=self.num_blocks_kept)
+class Truncate(NamedTuple):
+    sequence_ids: Int64s = NO_INT64S
+    num_blocks_kept: Int32s = NO_INT32S
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Release:
-    sequence_ids: Int64s = field(default_factory=no_int64s)
-
-    def __post_init__(self) -> None:
-        freeze(self.sequence_ids, INT64, "release.sequence_ids")
+class Release(NamedTuple):
+    sequence_ids: Int64s = NO_INT64S
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fork:
-    parent_ids: Int64s = field(default_factory=no_int64s)
-    child_ids: Int64s = field(default_factory=no_int64s)
-
-    def __post_init__(self) -> None:
-        freeze(self.parent_ids, INT64, "fork.parent_ids")
-        freeze(self.child_ids, INT64, "fork.child_ids")
-        same_length(self.parent_ids.size, child_ids=self.child_ids)
+class Fork(NamedTuple):
+    parent_ids: Int64s = NO_INT64S
+    child_ids: Int64s = NO_INT64S
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Room:
-    sequence_ids: Int64s = field(default_factory=no_int64s)
-    num_tokens_ahead: Int32s = field(default_factory=no_int32s)
-
-    def __post_init__(self) -> None:
-        freeze(self.sequence_ids, INT64, "room.sequence_ids")
-        freeze(self.num_tokens_ahead, INT32, "room.num_tokens_ahead")
-        same_length(self.sequence_ids.size, num_tokens_ahead=self.num_tokens_ahead)
+class Room(NamedTuple):
+    sequence_ids: Int64s = NO_INT64S
+    num_tokens_ahead: Int32s = NO_INT32S
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Acquire:
+class Acquire(NamedTuple):
     sequence_id: int
     tokens: Int32s
     tenant: str = ""
@@ -94,11 +45,6 @@ class Acquire:
     adapter: str = ""
     priority: int = 0
     match_prefix: bool = True
-
-    def __post_init__(self) -> None:
-        freeze(self.tokens, INT32, "acquire.tokens")
-        if self.tokens.size == 0:
-            raise InvalidRequestError("NO_TOKENS", f"acquire of sequence {self.sequence_id} has no tokens")
 
 
 NO_ADVANCE = Advance()
@@ -108,8 +54,7 @@ NO_FORK = Fork()
 NO_ROOM = Room()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UpdateRequest:
+class UpdateRequest(NamedTuple):
     epoch: int
     op_seq: int
     launched_step: int = 0
@@ -122,14 +67,48 @@ class UpdateRequest:
     acquires: tuple[Acquire, ...] = ()
 
 
+def freeze_columns(request: UpdateRequest) -> None:
+    """Checks every array's type and length. Raises InvalidRequestError (BAD_ARRAY, BAD_ARRAY_LENGTH)."""
+    advance = request.advance
+    freeze(advance.sequence_ids, INT64, "advance.sequence_ids")
+    freeze(advance.num_tokens, INT32, "advance.num_tokens")
+    freeze(advance.tokens, INT32, "advance.tokens")
+    freeze(advance.num_written, INT32, "advance.num_written")
+    freeze(advance.num_drafts, INT32, "advance.num_drafts")
+    num_advances = advance.sequence_ids.size
+    if not advance.num_tokens.size == advance.num_written.size == num_advances:
+        raise _differ("advance")
+    if advance.num_drafts.size not in (0, num_advances):
+        raise _differ("advance")
+    if request.truncate is not NO_TRUNCATE:
+        _freeze_pair("truncate", *request.truncate, INT32)
+    if request.release is not NO_RELEASE:
+        freeze(request.release.sequence_ids, INT64, "release.sequence_ids")
+    if request.fork is not NO_FORK:
+        _freeze_pair("fork", *request.fork, INT64)
+    if request.room is not NO_ROOM:
+        _freeze_pair("room", *request.room, INT32)
+    for acquire in request.acquires:
+        freeze(acquire.tokens, INT32, "acquire.tokens")
+        if acquire.tokens.size == 0:
+            raise InvalidRequestError("NO_TOKENS", f"acquire of sequence {acquire.sequence_id} has no tokens")
+
+
+def _freeze_pair(name: str, left: Int64s, right: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    freeze(left, INT64, name)
+    freeze(right, dtype, name)
+    if left.size != right.size:
+        raise _differ(name)
+
+
+def _differ(name: str) -> InvalidRequestError:
+    return InvalidRequestError("BAD_ARRAY_LENGTH", f"the columns of {name} differ in length")
+
+
 def same_body(left: Any, right: Any) -> bool:
-    """Whether two messages are equal, arrays compared by content."""
-    if type(left) is not type(right):
-        return False
+    """Whether two requests (or parts of them) are equal, arrays compared by content."""
     if isinstance(left, np.ndarray):
         return np.array_equal(left, right)
     if isinstance(left, tuple):
         return len(left) == len(right) and all(map(same_body, left, right))
-    if hasattr(left, "__dataclass_fields__"):
-        return all(same_body(getattr(left, f.name), getattr(right, f.name)) for f in fields(left))
     return bool(left == right)

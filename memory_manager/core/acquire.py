@@ -6,6 +6,7 @@ import numpy as np
 
 from memory_manager.core.blocks import append_blocks
 from memory_manager.core.eviction import reserve
+from memory_manager.core.handle import PoolHandle
 from memory_manager.core.hashing import chain_paths
 from memory_manager.core.holds import hold, take_back_hold
 from memory_manager.core.jit import inner, kernel
@@ -26,7 +27,7 @@ class AcquireOutcome(NamedTuple):
 
 @kernel
 def acquire(
-    pool: Pool,
+    handle: PoolHandle,
     sequence_id: int,
     tenant: int,
     root: int,
@@ -36,6 +37,7 @@ def acquire(
     table: Array,  # out, int32[ceil(n / 16)], whole when granted
 ) -> AcquireOutcome:
     """All or nothing. At least the last token is left to compute, so a whole prompt is never matched."""
+    pool = handle.pool
     num_tokens = tokens.size
     paths = np.empty(num_tokens // BLOCK_SIZE, np.uint64)
     chain_paths(pool, root, tokens, paths)

@@ -5,7 +5,7 @@
 from enum import IntEnum
 from typing import NamedTuple
 
-from memory_manager.core.jit import inner, kernel
+from memory_manager.core.jit import inner
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
 from memory_manager.core.rows import find_row
 
@@ -23,6 +23,8 @@ class Problem(IntEnum):
     NO_ROOM = 7
     BAD_TRUNCATE = 8
     TRUNCATE_TOO_SHORT = 9
+    BAD_STEPS = 10
+    BAD_ARRAY_LENGTH = 11
 
 
 # Marks of a sequence within one call: named by advance, by truncate, by release, by room.
@@ -30,7 +32,7 @@ _ADVANCED, _TRUNCATED, _RELEASED, _ROOM, _NUM_MARKS = 1, 2, 4, 8, 16
 
 
 class Verdict(NamedTuple):
-    """The first bad entry, if any, and how much the answer may have to hold."""
+    """The first bad entry, if any, and how much the answer may have to hold at most."""
 
     problem: Problem
     sequence_id: int
@@ -39,9 +41,12 @@ class Verdict(NamedTuple):
     most_room: int
 
 
-@kernel
+@inner
 def check_update(
     pool: Pool,
+    launched_step: int,
+    completed_step: int,
+    num_all_tokens: int,
     advance_ids: Array,  # int64[a]
     num_tokens: Array,  # int32[a]
     num_written: Array,  # int32[a]
@@ -55,9 +60,18 @@ def check_update(
     acquire_ids: Array,  # int64[q]
 ) -> Verdict:
     """Checks the lists as if those before had been executed. Changes only marks."""
-    pool.counters[0].calls += 1
+    counters = pool.counters
+    if (
+        completed_step > launched_step
+        or launched_step < counters[0].launched_step
+        or completed_step < counters[0].completed_step
+    ):
+        return Verdict(Problem.BAD_STEPS, 0, 0, 0, 0)
+    counters[0].calls += 1
     most_copies = most_room = 0
-    problem, sequence_id, most_replaced = _check_advance(pool, advance_ids, num_tokens, num_written)
+    problem, sequence_id, most_replaced = _check_advance(
+        pool, advance_ids, num_tokens, num_all_tokens, num_written
+    )
     if problem == Problem.NONE:
         problem, sequence_id = _check_truncate(pool, truncate_ids, num_kept)
     if problem == Problem.NONE:
@@ -96,9 +110,9 @@ def _tokens_after_advance(pool: Pool, row: int) -> int:
 
 @inner
 def _check_advance(
-    pool: Pool, sequence_ids: Array, num_tokens: Array, num_written: Array
+    pool: Pool, sequence_ids: Array, num_tokens: Array, num_all_tokens: int, num_written: Array
 ) -> tuple[Problem, int, int]:
-    most_replaced = 0
+    most_replaced = num_counted = 0
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
         if row == NONE:
@@ -115,6 +129,9 @@ def _check_advance(
             return Problem.BAD_NUM_WRITTEN, sequence_ids[i], 0
         sequence.checked_tokens = total
         most_replaced += num_written[i] // BLOCK_SIZE - sequence.num_sealed
+        num_counted += num_tokens[i]
+    if num_counted != num_all_tokens:
+        return Problem.BAD_ARRAY_LENGTH, 0, 0
     return Problem.NONE, 0, most_replaced
 
 

@@ -2,13 +2,15 @@
 
 import numpy as np
 
+from memory_manager.core.handle import PoolHandle
 from memory_manager.core.jit import inner, kernel
 from memory_manager.core.layout import DETACHED, NONE, READY, Array, Pool
 
 
 @kernel
-def count_users(pool: Pool, users: Array) -> None:
+def count_users(handle: PoolHandle, users: Array) -> None:
     """Adds to `users` (int32[N], zeros) the sequences that have each block in their page table."""
+    pool = handle.pool
     num_blocks = pool.nodes.size
     for row in range(pool.sequences.size):
         sequence = pool.sequences[row]

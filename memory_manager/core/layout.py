@@ -40,7 +40,7 @@ NODE = np.dtype(
     align=True,
 )
 
-EDGE = np.dtype([("edge_hash", np.uint32), ("block", np.int32)])
+EDGE = np.dtype([("edge_hash", np.uint32), ("block", np.int32)], align=True)
 
 ROOT = np.dtype([("path", np.uint64), ("children", np.int32), ("sequences", np.int32)], align=True)
 
@@ -88,17 +88,16 @@ WAITER = np.dtype(
     align=True,
 )
 
-COUNTERS = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            "num_free num_private num_ready num_fenced num_quarantined num_evictable num_sequences"
-            " num_waiting num_woken launched_step completed_step tick calls"
-            " num_evictions num_query_tokens num_hit_tokens num_forks num_coalesced_tokens"
-            " num_truncated_blocks num_replaced_blocks"
-        ).split()
-    ]
-)
+# The counters that every answer carries.
+HEADLINE = ("num_free", "num_fenced", "num_evictable", "num_woken")
+
+_OTHER_COUNTERS = (
+    "num_private num_ready num_quarantined num_sequences num_waiting launched_step completed_step tick calls"
+    " num_evictions num_query_tokens num_hit_tokens num_forks num_coalesced_tokens"
+    " num_truncated_blocks num_replaced_blocks"
+).split()
+
+COUNTERS = np.dtype([(name, np.int64) for name in (*HEADLINE, *_OTHER_COUNTERS)], align=True)
 
 
 class Pool(NamedTuple):

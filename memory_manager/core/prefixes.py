@@ -6,6 +6,7 @@ import numpy as np
 
 from memory_manager.core.blocks import put_back
 from memory_manager.core.edges import remove_edge
+from memory_manager.core.handle import PoolHandle
 from memory_manager.core.hashing import chain_paths
 from memory_manager.core.holds import drop_hold, hold
 from memory_manager.core.jit import inner, kernel
@@ -20,8 +21,9 @@ class Prefix(NamedTuple):
 
 
 @kernel
-def find_prefix(pool: Pool, root: int, tokens: Array, limit: int) -> Prefix:
+def find_prefix(handle: PoolHandle, root: int, tokens: Array, limit: int) -> Prefix:
     """The longest READY path along `tokens`, at most `limit` blocks. Reads only."""
+    pool = handle.pool
     paths = np.empty(limit, np.uint64)
     blocks = np.empty(limit, np.int32)
     chain_paths(pool, root, tokens, paths)
@@ -30,13 +32,15 @@ def find_prefix(pool: Pool, root: int, tokens: Array, limit: int) -> Prefix:
 
 
 @kernel
-def pin(pool: Pool, tenant: int, prefix: Prefix) -> None:
+def pin(handle: PoolHandle, tenant: int, prefix: Prefix) -> None:
+    pool = handle.pool
     hold(pool, prefix.node)
     pool.tenants[tenant].pinned += prefix.num_blocks
 
 
 @kernel
-def unpin(pool: Pool, tenant: int, prefix: Prefix) -> None:
+def unpin(handle: PoolHandle, tenant: int, prefix: Prefix) -> None:
+    pool = handle.pool
     drop_hold(pool, prefix.node)
     pool.tenants[tenant].pinned -= prefix.num_blocks
 
@@ -47,12 +51,13 @@ class Purge(NamedTuple):
 
 
 @kernel
-def purge(pool: Pool, in_scope: Array) -> Purge:
+def purge(handle: PoolHandle, in_scope: Array) -> Purge:
     """Forgets all cached blocks of the namespaces whose roots are in scope (bool[R]).
 
     Blocks that somebody holds lose their edge now and are freed with the last holder. Sequences of these
     namespaces share nothing they compute from now on: it may rest on what was forgotten.
     """
+    pool = handle.pool
     for row in range(pool.sequences.size):
         sequence = pool.sequences[row]
         if sequence.sequence_id != 0 and in_scope[sequence.root]:

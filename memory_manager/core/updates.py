@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 from memory_manager.core.blocks import append_blocks, drop_private, settle_fences
+from memory_manager.core.checks import Problem, check_update
 from memory_manager.core.eviction import reserve
+from memory_manager.core.handle import PoolHandle
 from memory_manager.core.holds import drop_hold, hold
 from memory_manager.core.jit import inner, kernel
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
@@ -12,30 +14,90 @@ from memory_manager.core.trie import retract, seal_first
 from memory_manager.core.waiting import remove_waiter
 
 
-class ReplacedColumns(NamedTuple):
-    """Where `advance` writes which table entries have changed."""
+class Begun(NamedTuple):
+    """What `begin` answers (as a plain tuple, which reaches Python faster)."""
 
-    sequence_ids: Array  # int64[n]
-    indices: Array  # int32[n], logical block
-    blocks: Array  # int32[n]
+    problem: int  # of the first bad entry
+    sequence_id: int  # of the first bad entry
+    num_replaced: int
+    # How much the answer may have to hold at most.
+    most_replaced: int
+    most_copies: int
+    most_room: int
 
 
 @kernel
-def advance(
-    pool: Pool,
+def begin(
+    handle: PoolHandle,
     launched_step: int,
     completed_step: int,
-    sequence_ids: Array,  # int64[n]
-    num_tokens: Array,  # int32[n]
+    advance_ids: Array,  # int64[a]
+    num_tokens: Array,  # int32[a]
     tokens: Array,  # int32[sum(num_tokens)]
-    num_written: Array,  # int32[n]
-    replaced: ReplacedColumns,
+    num_written: Array,  # int32[a]
+    truncate_ids: Array,  # int64[t]
+    num_kept: Array,  # int32[t]
+    release_ids: Array,  # int64[r]
+    parent_ids: Array,  # int64[f]
+    child_ids: Array,  # int64[f]
+    room_ids: Array,  # int64[m]
+    num_ahead: Array,  # int32[m]
+    acquire_ids: Array,  # int64[q]
+    replaced_ids: Array,  # out, int64[enough]
+    replaced_indices: Array,  # out, int32[enough], logical block
+    replaced_blocks: Array,  # out, int32[enough]
+) -> tuple[int, int, int, int, int, int]:
+    """Checks a whole call; begins it if all is well: settles fences, advances.
+
+    Does nothing when an entry is bad or the columns for replacements may be too short.
+    """
+    pool = handle.pool
+    verdict = check_update(
+        pool,
+        launched_step,
+        completed_step,
+        tokens.size,
+        advance_ids,
+        num_tokens,
+        num_written,
+        truncate_ids,
+        num_kept,
+        release_ids,
+        parent_ids,
+        child_ids,
+        room_ids,
+        num_ahead,
+        acquire_ids,
+    )
+    num_replaced = 0
+    if verdict.problem == Problem.NONE and verdict.most_replaced <= replaced_blocks.size:
+        pool.counters[0].launched_step = launched_step
+        pool.counters[0].completed_step = completed_step
+        if pool.counters[0].num_fenced > 0:
+            settle_fences(pool)
+        replaced = (replaced_ids, replaced_indices, replaced_blocks)
+        num_replaced = _advance(pool, advance_ids, num_tokens, tokens, num_written, replaced)
+    return (
+        verdict.problem.value,
+        verdict.sequence_id,
+        num_replaced,
+        verdict.most_replaced,
+        verdict.most_copies,
+        verdict.most_room,
+    )
+
+
+@inner
+def _advance(
+    pool: Pool,
+    sequence_ids: Array,
+    num_tokens: Array,
+    tokens: Array,
+    num_written: Array,
+    replaced: tuple[Array, Array, Array],
 ) -> int:
-    """Begins a call: settles fences, then appends tokens and seals. Answers the number of `replaced`."""
-    pool.counters[0].launched_step = launched_step
-    pool.counters[0].completed_step = completed_step
-    if pool.counters[0].num_fenced > 0:
-        settle_fences(pool)
+    """Appends tokens and seals. Answers the number of `replaced` entries."""
+    replaced_ids, replaced_indices, replaced_blocks = replaced
     start = num_replaced = 0
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
@@ -46,9 +108,9 @@ def advance(
         while sequence.seals and (sequence.num_sealed + 1) * BLOCK_SIZE <= sequence.num_written:
             winner = seal_first(pool, row)
             if winner != NONE:
-                replaced.sequence_ids[num_replaced] = sequence_ids[i]
-                replaced.indices[num_replaced] = sequence.num_sealed - 1
-                replaced.blocks[num_replaced] = winner
+                replaced_ids[num_replaced] = sequence_ids[i]
+                replaced_indices[num_replaced] = sequence.num_sealed - 1
+                replaced_blocks[num_replaced] = winner
                 num_replaced += 1
     return num_replaced
 
@@ -67,8 +129,9 @@ def _append_tokens(pool: Pool, row: int, tokens: Array, start: int, num_tokens: 
 
 
 @kernel
-def truncate(pool: Pool, sequence_ids: Array, num_kept: Array) -> None:
+def truncate(handle: PoolHandle, sequence_ids: Array, num_kept: Array) -> None:
     """Gives reserve back: each sequence keeps the first `num_kept` (int32[n]) blocks."""
+    pool = handle.pool
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
         pool.counters[0].num_truncated_blocks += pool.sequences[row].num_blocks - num_kept[i]
@@ -76,8 +139,9 @@ def truncate(pool: Pool, sequence_ids: Array, num_kept: Array) -> None:
 
 
 @kernel
-def release(pool: Pool, sequence_ids: Array) -> None:
+def release(handle: PoolHandle, sequence_ids: Array) -> None:
     """Ends sequences; unknown ids are ignored."""
+    pool = handle.pool
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
         if row != NONE:
@@ -92,7 +156,7 @@ def release(pool: Pool, sequence_ids: Array) -> None:
 
 @kernel
 def fork(
-    pool: Pool,
+    handle: PoolHandle,
     parent_ids: Array,  # int64[n]
     child_ids: Array,  # int64[n]
     granted: Array,  # out, int32[n]
@@ -101,6 +165,7 @@ def fork(
     copy_dst: Array,  # out, int32[enough]
 ) -> int:
     """Children that continue their parents' final tokens. Answers the number of copies in all."""
+    pool = handle.pool
     num_all = 0
     for i in range(parent_ids.size):
         row = find_row(pool, parent_ids[i])
@@ -143,7 +208,7 @@ def _fork_row(
 
 @kernel
 def room(
-    pool: Pool,
+    handle: PoolHandle,
     sequence_ids: Array,  # int64[n]
     num_ahead: Array,  # int32[n]
     num_blocks: Array,  # out, int32[n]
@@ -153,6 +218,7 @@ def room(
 
     A sequence that does not exist is the child of a fork that was refused: it gets none.
     """
+    pool = handle.pool
     num_all = 0
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])

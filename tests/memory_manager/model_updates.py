@@ -143,9 +143,7 @@ class ModelPool(Model):
             if sequence_id in lengths:
                 raise Rejected("SEQUENCE_EXISTS")
 
-    def advance(
-        self, sequence: Sequence, tokens: list[int], num_written: int
-    ) -> list[tuple[int, int, int]]:
+    def advance(self, sequence: Sequence, tokens: list[int], num_written: int) -> list[tuple[int, int, int]]:
         replaced = []
         sequence.tokens += tokens
         sequence.num_written = num_written

@@ -23,6 +23,7 @@ class Mix:
     clear: float = 0.02
     pin: float = 0.05
     pipelined: float = 0.5  # a step is still running
+    crowd: float = 0.1  # several requests with the same prompt at once
 
 
 MIXES = (
@@ -33,6 +34,7 @@ MIXES = (
     Mix("idle", pipelined=0.0, truncate=0.5),
     Mix("wrong", wrong=0.5),
     Mix("pins and clearing", pin=0.5, clear=0.1),
+    Mix("crowds", max_prompt=160, crowd=0.7, release=0.3, fork=0.0),
 )
 
 
@@ -131,15 +133,12 @@ class RandomCalls:
         while rng.random() < mix.admit and len(acquires) < 6:
             num_tokens = rng.randint(1, mix.max_prompt) if rng.random() < 0.95 else rng.randint(200, 1200)
             tokens = random_tokens(rng, num_tokens)
-            acquires.append(
-                AcquireCall(
-                    self.new_id(),
-                    tokens,
-                    rng.choice(self.tenants),
-                    rng.choice(self.namespaces),
-                    rng.random() < 0.9,
-                )
-            )
+            namespace = rng.choice(self.namespaces)
+            for _ in range(rng.randint(2, 4) if rng.random() < mix.crowd else 1):
+                tail = random_tokens(rng, rng.randint(0, 20))
+                tenant = rng.choice(self.tenants)
+                asks = rng.random() < 0.9
+                acquires.append(AcquireCall(self.new_id(), tokens + tail, tenant, namespace, asks))
         return acquires
 
     def spoil(self, call: Call) -> None:

@@ -57,9 +57,7 @@ def to_request(call: Call, epoch: int, op_seq: int) -> UpdateRequest:
         fork=Fork(int64s([f[0] for f in call.forks]), int64s([f[1] for f in call.forks])),
         room=Room(int64s([r[0] for r in call.rooms]), int32s([r[1] for r in call.rooms])),
         acquires=tuple(
-            Acquire(
-                a.sequence_id, int32s(a.tokens), a.tenant, *a.namespace, match_prefix=a.match_prefix
-            )
+            Acquire(a.sequence_id, int32s(a.tokens), a.tenant, *a.namespace, match_prefix=a.match_prefix)
             for a in call.acquires
         ),
     )

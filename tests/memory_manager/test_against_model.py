@@ -27,7 +27,7 @@ class MemoryManagerMachine(RuleBasedStateMachine):
     """Each rule is a batch of operations of one mix."""
 
     @initialize(
-        num_blocks=st.sampled_from((7, 24, 64)),
+        num_blocks=st.sampled_from((7, 24, 64, 200)),
         limits=st.sampled_from(LIMITS),
         num_namespaces=st.integers(1, 3),
         num_tenants=st.integers(1, 3),
@@ -73,7 +73,7 @@ def test_a_million_random_operations() -> None:
     rng = random.Random(0)
     done = 0
     while done < wanted:
-        both = SideBySide(rng.choice((7, 24, 64)), rng.choice(LIMITS))
+        both = SideBySide(rng.choice((7, 24, 64, 200)), rng.choice(LIMITS))
         tenants, namespaces = TENANTS[: rng.randint(1, 3)], NAMESPACES[: rng.randint(1, 3)]
         calls = RandomCalls(both, rng.randrange(2**32), tenants, namespaces)
         for _ in range(20):
