@@ -158,7 +158,7 @@ class Model:
         return [node for node in self.ready.values() if not node.is_used]
 
     def reserve(self, tenant: str, wanted: int, *, partial: bool) -> int:
-        """Makes room; answers how many blocks can be taken, 0 (and nothing done) if not all, unless partial."""
+        """Makes room; answers how many blocks can be taken: all or, unless partial, 0 and nothing is done."""
         plan = Plan(self)
         allowed = self.limits(tenant).quota - self.charged(tenant)
         while allowed < wanted and (leaf := plan.oldest_leaf(tenant)) is not None:

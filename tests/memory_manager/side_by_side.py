@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 
 from memory_manager import (
     Acquire,
@@ -129,12 +130,10 @@ class SideBySide:
             expected = self.model.update(call)
         except Rejected as rejected:
             reason = rejected.reason
-            try:
+            with pytest.raises(MemoryManagerError) as refused:
                 self.manager.update_sequences(request)
-            except MemoryManagerError as error:
-                assert error.reason == reason, (error.reason, reason)
-                return None
-            raise AssertionError(f"not refused: {reason}") from None
+            assert refused.value.reason == reason
+            return None
         answer = self.manager.update_sequences(request)
         self.op_seq += 1
         assert to_answer(answer) == expected
@@ -145,14 +144,10 @@ class SideBySide:
         """The pin, or None when both refuse it."""
         try:
             pin = self.manager.pin_prefix(ENGINE, tenant, *namespace, int32s(tokens), ttl_ms)
-        except MemoryManagerError as error:
-            reason = error.reason
-            try:
+        except MemoryManagerError as refused:
+            with pytest.raises(Rejected, match=refused.reason):
                 self.model.pin(0, tenant, namespace, tokens)
-            except Rejected as rejected:
-                assert rejected.reason == reason
-                return None
-            raise AssertionError(f"refused: {reason}") from None
+            return None
         assert pin.num_tokens == self.model.pin(pin.pin_id, tenant, namespace, tokens)
         return pin.pin_id
 
