@@ -23,7 +23,6 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 
 SERVER_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -35,8 +34,9 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 class GrpcServer:
     """A grpc.aio server with health (NOT_SERVING until `set_serving`) and reflection."""
 
-    def __init__(self, service_names: Sequence[str]) -> None:
-        self.server = grpc.aio.server(options=SERVER_OPTIONS)
+    def __init__(self, service_names: Sequence[str], max_request_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        limits = [("grpc.max_receive_message_length", max_request_bytes)]
+        self.server = grpc.aio.server(options=[*SERVER_OPTIONS, *limits])
         self._names = [*service_names, ""]
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)

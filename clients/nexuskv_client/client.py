@@ -52,6 +52,7 @@ class Stream:
         traceback: TracebackType | None,
     ) -> None:
         self._call.cancel()
+        await self._call.code()
 
     def __aiter__(self) -> AsyncIterator[Choice]:
         return self._deltas()

@@ -77,16 +77,15 @@ class ActiveRequest:
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What is new, again and again, until every choice has finished. Raises ServiceError."""
+        self._wake.set()  # what came before this call is news too
         while True:
+            await self._wait()
             done = all(g.done for g in self.generations)
             if news := self._take():
                 yield news
-                if not done:
-                    continue
             self._raise_error()
             if done:
                 return
-            await self._wait()
 
     async def _wait(self) -> None:
         await self._wake.wait()

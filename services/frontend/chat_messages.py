@@ -1,12 +1,12 @@
 """A conversation as clients send it, checked and in the shape that chat templates expect."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from services.errors import invalid
 from services.frontend.rules import shown, unsupported
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_MESSAGES = MAX_PARTS = 2048
 # Fields that templates may read besides role and content.
 _PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning_content")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
@@ -14,8 +14,10 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 
 def check_messages(field: str, messages: Any) -> list[dict[str, Any]]:
     """Raises ServiceError naming the message and what is allowed."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise invalid(field, f"{field} must be an array of at least one message, got {shown(messages)}")
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise invalid(
+            field, f"{field} must be an array of 1 to {MAX_MESSAGES} messages, got {shown(messages)}"
+        )
     return [_message(f"{field}[{i}]", message) for i, message in enumerate(messages)]
 
 
@@ -35,8 +37,11 @@ def _content(field: str, content: Any, *, may_be_empty: bool) -> str:
         return content
     if content is None and may_be_empty:
         return ""
-    if not isinstance(content, list) or not content:
-        raise invalid(field, f"{field} must be a string or an array of text parts, got {shown(content)}")
+    if not isinstance(content, list) or not 0 < len(content) <= MAX_PARTS:
+        raise invalid(
+            field,
+            f"{field} must be a string or an array of 1 to {MAX_PARTS} text parts, got {shown(content)}",
+        )
     return "\n".join(_part(f"{field}[{i}]", part) for i, part in enumerate(content))
 
 

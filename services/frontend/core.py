@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +36,7 @@ class RequestOptions:
 
     stream: bool
     prompt_field: str  # how the client calls its prompt, for error messages
+    arrival: float  # seconds since the epoch
     cache_salt: str = ""
     priority: int = 0
     skip_special_tokens: bool = True
@@ -197,7 +197,7 @@ class FrontendCore:
             tenant=TENANT,
             salt=options.cache_salt,
             priority=options.priority,
-            arrival=time.time(),
+            arrival=options.arrival,
             report_blocks=options.trace,
         )
         tail = unfinished_tail(tokenizer.decode_bytes(ids[-4:]))

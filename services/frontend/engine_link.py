@@ -80,6 +80,10 @@ class EngineLink:
             self._lose(f"the engine cannot be reached: {error.details()}")
         except ModelTextError as error:
             self._lose(str(error))
+        except Exception:
+            # A message that makes no sense must not end the link for good.
+            logger.exception("the engine's session failed")
+            self._lose("the session with the engine failed")
 
     async def _serve_session(self) -> None:
         call = self._call = self.stub.Session()

@@ -46,11 +46,12 @@ class Generation:
         self._wake = wake
         self._wake_per_token = wake_per_token
         self._metrics = metrics
+        self.num_open = len(choices)  # choices without a finish reason
         self.num_running = len(choices)  # choices that the engine has not ended
 
     @property
     def done(self) -> bool:
-        return self.error is not None or all(choice.finish_reason for choice in self.choices)
+        return self.num_open == 0 or self.error is not None
 
     def take(self) -> list[Delta]:
         """What is new for each choice since the last call."""
@@ -76,6 +77,7 @@ class Generation:
         for choice in self.choices:
             if choice.finish_reason is None:
                 choice.finish(FinishReason.ABORT, step)
+        self.num_open = 0
         self._finished()
 
     def take_output(self, output: engine_pb2.SequenceOutput, pool: engine_pb2.PoolState, now: float) -> None:
@@ -95,7 +97,9 @@ class Generation:
         blocks = unpack_ids(output.block_table) if output.block_table else []
         self._take_tokens(choice, output, Step(now, blocks, pool))
         self._count(choice, output, choice.num_tokens - num_before, now)
-        if all(choice.finish_reason for choice in self.choices):
+        if choice.finish_reason is not None:
+            self.num_open -= 1
+        if self.num_open == 0:
             self._finished()
         elif self._wake_per_token and choice.has_news():
             self._wake.set()

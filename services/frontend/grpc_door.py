@@ -120,12 +120,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return conversion.from_model(model, server_version(), time.monotonic() - self._started)
 
     async def _start(self, request: inference_pb2.GenerateRequest, *, stream: bool) -> ActiveRequest:
+        arrival = time.time()
         self._core.require_serving()
         self._core.model(request.model)
         sampling = conversion.to_sampling(request.sampling)
         options = RequestOptions(
             stream=stream,
             prompt_field=request.WhichOneof("input") or "input",
+            arrival=arrival,
             cache_salt=conversion.to_salt(request),
             priority=conversion.to_priority(request),
         )

@@ -8,10 +8,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-INTERVAL_S = 1.0
-DEADLINE_S = 2.0
-# A peer this many probes behind is taken for dead though its connection stands.
-LOST_AFTER_FAILURES = 3
+INTERVAL_S = 0.5
+DEADLINE_S = 1.5
+# One late answer on a busy machine means nothing; so many make a peer not ready, and then dead though its
+# connection stands.
+SILENT_AFTER, LOST_AFTER = 2, 5
 
 
 class HealthProbe:
@@ -30,10 +31,11 @@ class HealthProbe:
     async def _probe(self) -> bool:
         try:
             answer = await self._stub.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as error:
             self._num_failures += 1
-            if self._num_failures == LOST_AFTER_FAILURES and self._on_lost is not None:
+            if self._num_failures == LOST_AFTER and self._on_lost is not None:
                 self._on_lost()
-            return False
+            is_late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            return self.is_serving and is_late and self._num_failures < SILENT_AFTER
         self._num_failures = 0
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -42,10 +42,14 @@ async def run_frontend(config: FrontendConfig, on_ready: Callable[[FrontendAddre
     await frontend.start()
     stop = asyncio.create_task(wait_for_signal())
     announce = asyncio.create_task(_announce(frontend, on_ready))
+    broken = asyncio.create_task(frontend.broken())
     try:
-        await stop
+        await asyncio.wait([stop, broken], return_when=asyncio.FIRST_COMPLETED)
+        if broken.done():
+            broken.result()
     finally:
-        announce.cancel()
+        for task in (stop, announce, broken):
+            task.cancel()
         await frontend.stop()
 
 
@@ -63,7 +67,7 @@ class Frontend:
         self._link = EngineLink(self._engine_channel)
         self._memory = HealthProbe(self._memory_channel)
         self.core = FrontendCore(self._link, self._memory, FrontendMetrics())
-        self._grpc = GrpcServer([SERVICE_NAME])
+        self._grpc = GrpcServer([SERVICE_NAME], config.max_body_bytes)
         self._http: HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.grpc_port = self.http_port = 0
@@ -94,6 +98,12 @@ class Frontend:
         return FrontendAddresses(
             f"http://{_join(host, self.http_port)}", _join(host, self.grpc_port), self.core.model().name
         )
+
+    async def broken(self) -> None:
+        """Raises when one of the tasks that are to run for ever has ended."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
 
     async def stop(self) -> None:
         """New requests are refused at once, running ones finish within the drain timeout."""

@@ -5,6 +5,7 @@ is allowed. Types are strict: "1" is not a number, True is not 1.
 """
 
 import math
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Number:
+    """A number within bounds, also after it is rounded to the float32 that the engine gets."""
+
     low: float
     high: float
     above_low: bool = False
@@ -32,7 +35,9 @@ class Number:
         return float(value)
 
     def _allows(self, value: float) -> bool:
-        return (self.low < value if self.above_low else self.low <= value) and value <= self.high
+        if not self.low <= value <= self.high:
+            return False
+        return not self.above_low or array("f", [value])[0] > self.low
 
 
 @dataclass(frozen=True)
@@ -131,8 +136,10 @@ def shown(value: Any) -> str:
         return "a number that is not finite"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list | dict):
-        return "an array" if isinstance(value, list) else "an object"
+    if isinstance(value, list):
+        return f"an array of {len(value)}"
+    if isinstance(value, dict):
+        return "an object"
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number beyond all bounds"
     text = f'"{value}"' if isinstance(value, str) else str(value)

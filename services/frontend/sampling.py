@@ -51,7 +51,7 @@ RULES: dict[str, Rule] = {
     "min_p": Number(0, 1),
     "frequency_penalty": Number(-2, 2),
     "presence_penalty": Number(-2, 2),
-    "repetition_penalty": Number(0, 100, above_low=True),
+    "repetition_penalty": Number(0.01, 100),
     "logit_bias": LogitBias(),
     "seed": Integer(-(2**63), 2**63 - 1),
     "n": Integer(1, MAX_CHOICES),

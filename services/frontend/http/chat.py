@@ -96,7 +96,9 @@ class ChunkWriter:
     def delta(self, delta: Delta) -> bytes:
         events = ""
         if delta.text or delta.logprobs:
-            logprobs = to_json(_logprobs(delta, self._tokenizer, self._sampling))
+            logprobs = "null"
+            if delta.logprobs:
+                logprobs = to_json(_logprobs(delta, self._tokenizer, self._sampling))
             events = self._chunk(delta.index, '{"content":' + to_json(delta.text) + "}", logprobs)
         if delta.finish_reason is not None:
             finish = f'"{delta.finish_reason}","stop_reason":{to_json(delta.matched_stop)}'

@@ -1,5 +1,6 @@
 """What the generating endpoints have in common: from a request's body to a running request."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +28,13 @@ class Call:
     model: ServedModel
     model_name: str  # as the client calls it
     wishes: fields.StreamWishes
-    created: int  # seconds since the epoch
+    arrival: float  # seconds since the epoch
 
     def options(self, prompt_field: str) -> RequestOptions:
         return RequestOptions(
             stream=self.wishes.stream,
             prompt_field=prompt_field,
+            arrival=self.arrival,
             cache_salt=fields.salt(self.body),
             priority=fields.priority(self.body),
             skip_special_tokens=fields.flag(self.body, "skip_special_tokens", True),
@@ -43,7 +45,7 @@ class Call:
         return {
             "id": id,
             "object": kind,
-            "created": self.created,
+            "created": int(self.arrival),
             "model": self.model_name,
             "system_fingerprint": self.model.info.model_fingerprint,
         }
@@ -51,6 +53,7 @@ class Call:
 
 async def read_call(core: FrontendCore, request: Request, max_body_bytes: int) -> Call:
     """Raises ServiceError for a body, a model or a shared field that is wrong."""
+    arrival = time.time()
     core.require_serving()
     body = await read_object(request, max_body_bytes)
     name = fields.model_name(body)
@@ -62,7 +65,7 @@ async def read_call(core: FrontendCore, request: Request, max_body_bytes: int) -
         model=model,
         model_name=name or model.name,
         wishes=fields.stream_wishes(body),
-        created=fields.now_s(),
+        arrival=arrival,
     )
 
 

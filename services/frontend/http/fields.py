@@ -1,6 +1,5 @@
 """The fields that the HTTP endpoints share."""
 
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,10 +110,6 @@ def request_id(request: Request) -> str:
     given = request.headers.get("x-request-id", "")
     usable = 0 < len(given) <= _MAX_REQUEST_ID_CHARS and given.isascii() and given.isprintable()
     return given if usable else uuid.uuid4().hex
-
-
-def now_s() -> int:
-    return int(time.time())
 
 
 def _check_response_format(form: Any) -> None:

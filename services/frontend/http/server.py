@@ -12,6 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from services.frontend.http.errors import error_body
 
 KEEP_ALIVE_S = 30
+# More than any client's headers and the first read of a body together.
+MAX_HEAD_BYTES = 1 << 20
 
 
 class HttpServer:
@@ -55,8 +57,27 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
+    """Bounds the head of a request, and answers what is not HTTP in the shape of any other error."""
+
+    _num_head_bytes: int | None = 0  # None while a body is read
+
+    def data_received(self, data: bytes) -> None:
+        if self._num_head_bytes is not None:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response("The head of the request is too large.")
+                return
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        self._num_head_bytes = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._num_head_bytes = 0
+        super().on_message_complete()
+
     def send_400_response(self, msg: str) -> None:
-        """A request that is not HTTP gets the same error shape as any other."""
         body = error_body(msg, "invalid_request_error", None, "invalid_http")
         head = (
             "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
