@@ -9,6 +9,10 @@ class ModelError(EngineError):
     """A model cannot be found, read or served; the message names the file or tensor."""
 
 
+class DeviceError(ModelError):
+    """The device asked for cannot compute: it is not there, too old, or its driver failed."""
+
+
 class RequestError(EngineError):
     """A request asks for something the engine cannot serve."""
 
