@@ -1,0 +1,170 @@
+"""The inner loops of attention as vector code.
+
+A page holds 16 tokens of one KV head, [16, D], in the cache's dtype; queries, scores, weights and sums are float32 rows. Arrays
+are contiguous and addressed by flat indices; strides count elements.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from engine.kernels.simd import (
+    F32,
+    I32,
+    I64,
+    LANES,
+    Emitter,
+    Value,
+    element_bytes,
+    element_kind,
+    spread,
+    vector_function,
+)
+
+PAGE = 16
+# Query rows that meet a page at once, keys of it at once: 12 sums stay in registers.
+ROW_BLOCK, _KEY_BLOCK = 3, 4
+COLUMN_BLOCK = 32  # of a value row; head sizes are multiples of it
+_TRANSPOSE = 8
+
+
+def _by_rows(builder: Any, rows: Value, emit_for: Callable[[int], None]) -> None:
+    """A switch over the number of rows, 1 to ROW_BLOCK."""
+    end = builder.append_basic_block("end")
+    choice = builder.switch(rows, end)
+    for count in range(1, ROW_BLOCK + 1):
+        block = builder.append_basic_block(f"rows{count}")
+        choice.add_case(I64(count), block)
+        builder.position_at_end(block)
+        emit_for(count)
+        builder.branch(end)
+    builder.position_at_end(end)
+
+
+def _sum_each(emit: Emitter, vectors: list[Value]) -> Value:
+    """The sums over the lanes of four vectors, as a vector of four."""
+    first, second, third, fourth = vectors
+    total = _add_neighbours(emit, _add_neighbours(emit, first, second), _add_neighbours(emit, third, fourth))
+    while (count := total.type.count) > 4:
+        low, high = range(count // 2), range(count // 2, count)
+        total = emit.builder.fadd(emit.shuffle(total, total, low), emit.shuffle(total, total, high))
+    return total
+
+
+def _add_neighbours(emit: Emitter, a: Value, b: Value) -> Value:
+    """In each group of four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3, which is a cheap instruction on x86."""
+    even = [group + lane for group in range(0, LANES, 4) for lane in (0, 2, LANES, LANES + 2)]
+    return emit.builder.fadd(emit.shuffle(a, b, even), emit.shuffle(a, b, [lane + 1 for lane in even]))
+
+
+def _emit_scores(emit: Emitter, element: str, num_rows: int, operands: list[Value]) -> None:
+    query, query_stride, keys, dim, scores, scores_stride = operands
+    builder, size = emit.builder, element_bytes(element)
+    with emit.loop(I64(PAGE // _KEY_BLOCK)) as block:
+        first = emit.offset(keys, (builder.mul(block, dim), size * _KEY_BLOCK))
+        sums = [[emit.variable(spread(emit.vector, 0.0)) for _ in range(_KEY_BLOCK)] for _ in range(num_rows)]
+        with emit.loop(builder.udiv(dim, I64(LANES))) as step:
+            for key in range(_KEY_BLOCK):
+                address = emit.offset(first, (dim, size * key), (step, size * LANES))
+                vector = emit.load_element(address, element, emit.vector)
+                for row in range(num_rows):
+                    part = emit.load(
+                        emit.offset(query, (query_stride, 4 * row), (step, 4 * LANES)), emit.vector
+                    )
+                    total = emit.multiply_add(part, vector, builder.load(sums[row][key]))
+                    builder.store(total, sums[row][key])
+        for row in range(num_rows):
+            total = _sum_each(emit, [builder.load(variable) for variable in sums[row]])
+            emit.store(total, emit.offset(scores, (scores_stride, 4 * row), (block, 4 * _KEY_BLOCK)))
+
+
+def _emit_values(emit: Emitter, element: str, num_rows: int, operands: list[Value]) -> None:
+    weights, weights_stride, values, num_keys, dim, out, out_stride = operands
+    builder, size = emit.builder, element_bytes(element)
+    lanes = range(0, COLUMN_BLOCK, LANES)
+    with emit.loop(builder.udiv(dim, I64(COLUMN_BLOCK))) as block:
+        rows = [emit.offset(out, (out_stride, 4 * row), (block, 4 * COLUMN_BLOCK)) for row in range(num_rows)]
+        targets = [[emit.offset(row, 4 * lane) for lane in lanes] for row in rows]
+        sums = [[emit.variable(emit.load(address, emit.vector)) for address in row] for row in targets]
+        with emit.loop(num_keys) as key:
+            start = emit.offset(values, (builder.mul(key, dim), size), (block, size * COLUMN_BLOCK))
+            vectors = [
+                emit.load_element(emit.offset(start, size * lane), element, emit.vector) for lane in lanes
+            ]
+            for row in range(num_rows):
+                weight = emit.splat(emit.load(emit.offset(weights, (weights_stride, 4 * row), (key, 4)), F32))
+                for vector, variable in zip(vectors, sums[row], strict=True):
+                    builder.store(emit.multiply_add(weight, vector, builder.load(variable)), variable)
+        for row_targets, row_sums in zip(targets, sums, strict=True):
+            for address, variable in zip(row_targets, row_sums, strict=True):
+                emit.store(builder.load(variable), address)
+
+
+def _emit_transpose(emit: Emitter, element: str, operands: list[Value]) -> None:
+    keys, dim, out, out_stride = operands
+    size, side = element_bytes(element), _TRANSPOSE
+    vector = ir.VectorType(F32, side)
+    with emit.loop(emit.builder.udiv(dim, I64(side))) as block:
+        for first in range(0, PAGE, side):
+            addresses = [
+                emit.offset(keys, (dim, size * (first + key)), (block, size * side)) for key in range(side)
+            ]
+            rows = [emit.load_element(address, element, vector) for address in addresses]
+            target = emit.offset(out, (emit.builder.mul(block, out_stride), 4 * side), 4 * first)
+            for index, column in enumerate(_transposed(emit, rows)):
+                emit.store(column, emit.offset(target, (out_stride, 4 * index)))
+
+
+def _transposed(emit: Emitter, rows: list[Value]) -> list[Value]:
+    """A square of vectors, mirrored at its diagonal: rows i and i + n/2 are interleaved, log2(n) times."""
+    count = len(rows)
+    low = [lane // 2 + lane % 2 * count for lane in range(count)]
+    high = [lane + count // 2 for lane in low]
+    for _ in range(count.bit_length() - 1):
+        pairs = zip(rows[: count // 2], rows[count // 2 :], strict=True)
+        rows = [emit.shuffle(a, b, lanes) for a, b in pairs for lanes in (low, high)]
+    return rows
+
+
+def _emit_page_scores(
+    emit: Emitter, dtypes: list[Any], query: Value, query_at: Value, query_stride: Value, cache: Value, page_at: Value,
+    dim: Value, scores: Value, scores_at: Value, scores_stride: Value, rows: Value,
+) -> None:  # fmt: skip
+    element = element_kind(dtypes[1])
+    query, scores = emit.offset(query, (query_at, 4)), emit.offset(scores, (scores_at, 4))
+    page = emit.offset(cache, (page_at, element_bytes(element)))
+    operands = [query, query_stride, page, dim, scores, scores_stride]
+    _by_rows(emit.builder, rows, lambda count: _emit_scores(emit, element, count, operands))
+
+
+def _emit_page_values(
+    emit: Emitter, dtypes: list[Any], weights: Value, weights_at: Value, weights_stride: Value, cache: Value,
+    page_at: Value, num_keys: Value, dim: Value, out: Value, out_at: Value, out_stride: Value, rows: Value,
+) -> None:  # fmt: skip
+    element = element_kind(dtypes[1])
+    weights, out = emit.offset(weights, (weights_at, 4)), emit.offset(out, (out_at, 4))
+    page = emit.offset(cache, (page_at, element_bytes(element)))
+    operands = [weights, weights_stride, page, num_keys, dim, out, out_stride]
+    _by_rows(emit.builder, rows, lambda count: _emit_values(emit, element, count, operands))
+
+
+def _emit_transpose_page(
+    emit: Emitter, dtypes: list[Any], cache: Value, page_at: Value, dim: Value, out: Value, out_at: Value,
+    out_stride: Value,
+) -> None:  # fmt: skip
+    element = element_kind(dtypes[0])
+    page = emit.offset(cache, (page_at, element_bytes(element)))
+    _emit_transpose(emit, element, [page, dim, emit.offset(out, (out_at, 4)), out_stride])
+
+
+# page_scores(query, query_at, query_stride, cache, page_at, dim, scores, scores_at, scores_stride, rows):
+#   scores[row, key] = query[row] · page[key], for 1 to ROW_BLOCK rows and the 16 keys of a page.
+page_scores = vector_function(_emit_page_scores)
+
+# page_values(weights, weights_at, weights_stride, cache, page_at, num_keys, dim, out, out_at, out_stride, rows):
+#   out[row] += sum over the page's first num_keys of weights[row, key] * page[key], for 1 to ROW_BLOCK rows.
+page_values = vector_function(_emit_page_values)
+
+# transpose_page(cache, page_at, dim, out, out_at, out_stride): out[d, key] = page[key, d].
+transpose_page = vector_function(_emit_transpose_page)

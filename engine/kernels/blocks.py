@@ -1,0 +1,41 @@
+"""Whole blocks of the KV cache: copy-on-write, and gathering a sequence's pages."""
+
+from engine.kernels.jit import device, kernel
+from engine.kernels.simd import Cache, Float32, Int32, float_bits, load_float
+
+
+@device
+def _copy_block(cache, source, target):  # type: ignore[no-untyped-def]
+    _, num_heads, page, dim = cache.shape
+    for head in range(num_heads):
+        for slot in range(page):
+            for index in range(dim):
+                cache[target, head, slot, index] = cache[source, head, slot, index]
+
+
+@kernel
+def _copy_blocks(k_cache, v_cache, src, dst):  # type: ignore[no-untyped-def]
+    for index in range(src.shape[0]):
+        _copy_block(k_cache, src[index], dst[index])
+        _copy_block(v_cache, src[index], dst[index])
+
+
+@kernel
+def _gather_blocks(cache, blocks, out):  # type: ignore[no-untyped-def]
+    _, num_heads, page, dim = cache.shape
+    for index in range(blocks.shape[0]):
+        for head in range(num_heads):
+            start = (blocks[index] * num_heads + head) * page * dim
+            for slot in range(page):
+                for d in range(dim):
+                    out[head, index * page + slot, d] = load_float(cache, start + slot * dim + d)
+
+
+def copy_blocks(k_cache: Cache, v_cache: Cache, src: Int32, dst: Int32) -> None:
+    """Copies blocks src [n] to dst [n] in both caches [B, Hkv, 16, D], in order."""
+    _copy_blocks(float_bits(k_cache), float_bits(v_cache), src, dst)
+
+
+def gather_blocks(cache: Cache, blocks: Int32, out: Float32) -> None:
+    """out [Hkv, n * 16, D] = blocks [n] of a cache [B, Hkv, 16, D], widened."""
+    _gather_blocks(float_bits(cache), blocks, out)

@@ -1,0 +1,125 @@
+"""How the CPU kernels are compiled, and run by several threads.
+
+Entry points (`kernel`, `parallel_kernel`) are cached on disk beside the sources; what they call (`device`, `inlined`) is compiled
+into them. numba's cache looks only at the file of the entry point, while a kernel here spans several files, so the entries carry
+the hash of all sources of the package.
+
+`run_team` is what `prange` would be: it hands one function to numba's threads, without the analysis that makes parallel loops slow
+to compile.
+"""
+
+from collections.abc import Callable
+from functools import cache, wraps
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from llvmlite import ir
+from numba import config, njit, types
+from numba.core import cgutils
+from numba.core.caching import FunctionCache
+from numba.extending import intrinsic
+from numba.np.ufunc.parallel import _launch_threads
+
+NUM_THREADS: int = config.NUMBA_NUM_THREADS
+# Sums may be reordered (that is what vectorises them); infinities and NaN keep their meaning.
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": {"reassoc", "contract", "nsz", "arcp"},
+}
+_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+@cache
+def _source_stamp() -> tuple[str, int]:
+    """What compiled code depends on, besides what numba's own cache looks at."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(), NUM_THREADS
+
+
+class _PackageCache(FunctionCache):  # type: ignore[misc]
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file._source_stamp = _source_stamp()
+
+
+def device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that only kernels call."""
+    return njit(**_OPTIONS, **_NO_WRAPPERS)(function)  # type: ignore[no-any-return]
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of the device function that calls it: quicker to compile than a function of its own."""
+    return njit(**_OPTIONS, **_NO_WRAPPERS, inline="always")(function)  # type: ignore[no-any-return]
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An entry point."""
+    dispatcher = njit(**_OPTIONS)(function)
+    dispatcher._cache = _PackageCache(function)
+    return dispatcher  # type: ignore[no-any-return]
+
+
+def parallel_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An entry point that calls `run_team`."""
+    dispatcher = kernel(function)
+
+    @wraps(function)
+    def call(*args: Any) -> None:
+        _launch_threads()
+        dispatcher(*args)
+
+    return call
+
+
+@intrinsic
+def run_team(typing_context: Any, worker: types.Dispatcher, args: types.BaseTuple) -> Any:
+    """Calls worker(*args) once on each of numba's threads, and returns when all calls have.
+
+    worker is a device function that returns nothing; an exception in it is lost.
+    """
+    worker_signature = worker.get_call_type(typing_context, tuple(args.types), {})
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        arguments = cgutils.alloca_once_value(builder, values[1])
+        thread_main = _emit_thread_main(context, builder, worker, worker_signature, values[1].type)
+        byte_pointer, size = ir.IntType(8).as_pointer(), ir.IntType(64)
+        # Of the one "array" that each thread gets a share of: its address, the number of shares, the step between them.
+        array = cgutils.alloca_once_value(builder, builder.bitcast(arguments, byte_pointer))
+        get_num_threads = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(size, []), "get_num_threads"
+        )
+        num_threads = builder.call(get_num_threads, [])
+        shares, step = (cgutils.alloca_once_value(builder, number) for number in (num_threads, size(0)))
+        pointers = [thread_main, array, shares, step, cgutils.get_null_value(byte_pointer)]
+        kind = ir.FunctionType(ir.VoidType(), [byte_pointer] * 5 + [size] * 3)
+        parallel_for = cgutils.get_or_insert_function(builder.module, kind, "numba_parallel_for")
+        builder.call(
+            parallel_for,
+            [*(builder.bitcast(p, byte_pointer) for p in pointers), size(0), size(1), num_threads],
+        )
+        return context.get_dummy_value()
+
+    return types.void(worker, args), generate
+
+
+def _emit_thread_main(
+    context: Any, builder: Any, worker: Any, signature: Any, arguments_type: ir.Type
+) -> Any:
+    """What numba's threads call, as a generalised ufunc: void(char **arrays, intp *shares, intp *steps, void *data)."""
+    byte_pointer, size_pointer = ir.IntType(8).as_pointer(), ir.IntType(64).as_pointer()
+    kind = ir.FunctionType(
+        ir.VoidType(), [byte_pointer.as_pointer(), size_pointer, size_pointer, byte_pointer]
+    )
+    function = ir.Function(builder.module, kind, builder.module.get_unique_name("thread_main"))
+    function.linkage = "internal"
+    inner = ir.IRBuilder(function.append_basic_block("entry"))
+    arguments = inner.load(inner.bitcast(inner.load(function.args[0]), arguments_type.as_pointer()))
+    compiled = worker.dispatcher.get_compile_result(signature)
+    context.add_linking_libs([compiled.library])
+    callee = context.declare_function(builder.module, compiled.fndesc)
+    unpacked = [inner.extract_value(arguments, index) for index in range(len(signature.args))]
+    context.call_conv.call_function(inner, callee, signature.return_type, signature.args, unpacked)
+    inner.ret_void()
+    return function

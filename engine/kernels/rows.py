@@ -1,0 +1,92 @@
+"""Row by row kernels of a transformer layer: normalisation, residual sum, SiLU."""
+
+import numpy as np
+
+from engine.kernels.jit import NUM_THREADS, device, inlined, kernel
+from engine.kernels.simd import exp2
+from engine.kernels.team import claim, claim_next, new_team, wait
+
+_LOG2_E = np.float32(1.4426950408889634)
+_TASKS_PER_THREAD = 4
+_SILU_COLUMNS = 1024  # of a task
+
+
+@inlined
+def rows_per_task(num_rows):  # type: ignore[no-untyped-def]
+    return max(1, num_rows // (NUM_THREADS * _TASKS_PER_THREAD))
+
+
+@inlined
+def _normalise_row(x, weight, eps, out, row):  # type: ignore[no-untyped-def]
+    width = x.shape[1]
+    squares = np.float32(0.0)
+    for index in range(width):
+        squares += x[row, index] * x[row, index]
+    scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+    for index in range(width):
+        out[row, index] = x[row, index] * scale * weight[index]
+
+
+@device
+def norm_phase(team, phase, x, weight, eps, out):  # type: ignore[no-untyped-def]
+    """out [T, H] = x / rms(x) * weight, shared by the team."""
+    num_rows = x.shape[0]
+    size = rows_per_task(num_rows)
+    num_tasks = -(-num_rows // size)
+    task = claim(team, phase)
+    while task < num_tasks:
+        for row in range(task * size, min(num_rows, (task + 1) * size)):
+            _normalise_row(x, weight, eps, out, row)
+        task = claim_next(team, phase)
+    wait(team, phase, num_tasks)
+
+
+@device
+def add_norm_phase(team, phase, residual, delta, weight, eps, out):  # type: ignore[no-untyped-def]
+    """residual [T, H] += delta; out = residual / rms(residual) * weight."""
+    num_rows, width = residual.shape
+    size = rows_per_task(num_rows)
+    num_tasks = -(-num_rows // size)
+    task = claim(team, phase)
+    while task < num_tasks:
+        for row in range(task * size, min(num_rows, (task + 1) * size)):
+            for index in range(width):
+                residual[row, index] += delta[row, index]
+            _normalise_row(residual, weight, eps, out, row)
+        task = claim_next(team, phase)
+    wait(team, phase, num_tasks)
+
+
+@device
+def silu_phase(team, phase, gate_up, out):  # type: ignore[no-untyped-def]
+    """out [T, I] = silu(gate) * up; gate_up [T, 2I] holds the gates first."""
+    num_rows, width = out.shape
+    column_tasks = -(-width // _SILU_COLUMNS)
+    num_tasks = num_rows * column_tasks
+    task = claim(team, phase)
+    while task < num_tasks:
+        row = task // column_tasks
+        begin = task % column_tasks * _SILU_COLUMNS
+        for index in range(begin, min(width, begin + _SILU_COLUMNS)):
+            gate = gate_up[row, index]
+            out[row, index] = gate / (np.float32(1.0) + exp2(-gate * _LOG2_E)) * gate_up[row, width + index]
+        task = claim_next(team, phase)
+    wait(team, phase, num_tasks)
+
+
+@kernel
+def rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
+    """out [T, H] = x [T, H] / rms(x) * weight [H], all float32."""
+    norm_phase(new_team(1), 0, x, weight, eps, out)
+
+
+@kernel
+def add_rms_norm(residual, delta, weight, eps, out):  # type: ignore[no-untyped-def]
+    """residual [T, H] += delta [T, H] in place, then out = residual / rms(residual) * weight [H]."""
+    add_norm_phase(new_team(1), 0, residual, delta, weight, eps, out)
+
+
+@kernel
+def silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
+    """out [T, I] = silu(gate_up[:, :I]) * gate_up[:, I:]."""
+    silu_phase(new_team(1), 0, gate_up, out)
