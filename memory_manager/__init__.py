@@ -18,6 +18,7 @@ from memory_manager.errors import (
     InvalidRequestError,
     MemoryManagerError,
     NotFoundError,
+    OutOfRangeError,
     PreconditionError,
 )
 from memory_manager.manager import MemoryManager
@@ -51,6 +52,7 @@ __all__ = [
     "MemoryManager",
     "MemoryManagerError",
     "NotFoundError",
+    "OutOfRangeError",
     "Pin",
     "PreconditionError",
     "Registration",

@@ -1,8 +1,8 @@
 """One engine's pool: executes its updates. Names become rows here; the core knows numbers only."""
 
 import secrets
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -18,22 +18,20 @@ from memory_manager.answers import (
     UpdateAnswer,
 )
 from memory_manager.columns import NO_INT64S, Int32s, Int64s
-from memory_manager.config import MemoryConfig, TenantLimits
+from memory_manager.config import MemoryConfig
 from memory_manager.core import acquire as core_acquire
 from memory_manager.core import prefixes, updates
 from memory_manager.core.checks import Problem
-from memory_manager.core.growth import doubled, grow_sequences
-from memory_manager.core.handle import PoolHandle
-from memory_manager.core.layout import BLOCK_SIZE, HEADLINE, NONE, Array, Pool, new_pool
+from memory_manager.core.layout import BLOCK_SIZE, HEADLINE
 from memory_manager.core.waiting import take_woken
-from memory_manager.directory import Directory, K
 from memory_manager.errors import InvalidRequestError, PreconditionError
+from memory_manager.explanations import Explanations
 from memory_manager.pins import Pins
 from memory_manager.requests import Acquire, UpdateRequest, freeze_columns, same_body
+from memory_manager.tables import Namespace, Tables
 from memory_manager.views import Cleared
 
-Namespace = tuple[str, str]  # (salt, adapter); the model fingerprint is the pool's
-T = TypeVar("T")
+_NUM_CHANGES, _NOW = HEADLINE.index("num_changes"), HEADLINE.index("now_us")
 
 
 def _replaced_columns(size: int) -> tuple[Int64s, Int32s, Int32s]:
@@ -57,29 +55,45 @@ class EnginePool:
         self.epoch = epoch
         self.num_blocks = num_blocks
         self.model_fingerprint = model_fingerprint
-        self.config = config
+        self.version = 0  # odd while the arrays are being changed
+        self._min_wait_blocks = config.min_wait_blocks
         secret = np.frombuffer(secrets.token_bytes(4 * BLOCK_SIZE), np.uint32).copy()
-        self._adopt(new_pool(num_blocks, secret))
-        self.tenants: Directory[str] = Directory(self.pool.tenants.size)
-        self.namespaces: Directory[Namespace] = Directory(self.pool.roots.size)
-        self.pins = Pins(self)
+        self.tables = Tables(num_blocks, secret, config)
+        self.pins = Pins(self.tables)
+        self.explanations = Explanations(self.tables)
         self._replaced = _replaced_columns(256)
         self._last_op_seq = 0
         self._last_request: UpdateRequest | None = None
         self._last_answer: UpdateAnswer | None = None
 
-    def _adopt(self, pool: Pool) -> None:
-        """Goes on with these arrays."""
-        self.pool = pool
-        self.handle = PoolHandle(pool)
-        self._headline = pool.counters.view(np.int64)[: len(HEADLINE)]
+    @contextmanager
+    def changing(self, now: float) -> Iterator[None]:
+        """Around every change; `now` is in seconds."""
+        self._begin_change(now)
+        try:
+            yield
+        finally:
+            self.version += 1
 
-    def update(self, request: UpdateRequest) -> UpdateAnswer:
+    def _begin_change(self, now: float) -> None:
+        self.version += 1
+        self.tables.headline[_NOW] = int(now * 1e6)
+
+    @property
+    def num_changes(self) -> int:
+        """Entries in the log of changes."""
+        return int(self.tables.headline[_NUM_CHANGES])
+
+    def update(self, request: UpdateRequest, now: float) -> UpdateAnswer:
         """Executes a call, or repeats the answer to the last one."""
         freeze_columns(request)
         if request.op_seq != self._last_op_seq + 1:
             return self._repeat(request)
-        answer = self._execute(request)
+        self._begin_change(now)
+        try:
+            answer = self._execute(request)
+        finally:
+            self.version += 1
         self._last_op_seq, self._last_request, self._last_answer = request.op_seq, request, answer
         return answer
 
@@ -99,7 +113,7 @@ class EnginePool:
         has_new = request.acquires or request.fork.child_ids.size
         begun = updates.Begun(
             *updates.begin(
-                self.handle,
+                self.tables.handle,
                 request.launched_step,
                 request.completed_step,
                 request.advance.sequence_ids,
@@ -133,18 +147,20 @@ class EnginePool:
 
     def _execute(self, request: UpdateRequest) -> UpdateAnswer:
         begun = self._begin(request)
-        self._make_rows(request)
+        num_new = len(request.acquires) + request.fork.child_ids.size
+        if num_new:
+            self.tables.make_rows(num_new)
         if request.truncate.sequence_ids.size:
-            updates.truncate(self.handle, *request.truncate)
+            updates.truncate(self.tables.handle, *request.truncate)
         if request.release.sequence_ids.size:
-            updates.release(self.handle, *request.release)
+            updates.release(self.tables.handle, *request.release)
         fork_result, room_result = NO_FORK_RESULT, NO_ROOM_RESULT
         if request.fork.parent_ids.size:
             fork_result = self._fork(request, begun.most_copies)
         if request.room.sequence_ids.size:
             room_result = self._room(request, begun.most_room)
         acquires = tuple(map(self._acquire, request.acquires)) if request.acquires else ()
-        num_free, num_fenced, num_evictable, num_woken = self._headline.tolist()
+        num_free, num_fenced, num_evictable, num_woken, *_ = self.tables.headline.tolist()
         return UpdateAnswer(
             self._advance_result(begun.num_replaced),
             fork_result,
@@ -155,17 +171,6 @@ class EnginePool:
             num_fenced,
             num_evictable,
         )
-
-    def _make_rows(self, request: UpdateRequest) -> None:
-        """Rows for all sequences and waiters that the request may add."""
-        num_new = len(request.acquires) + request.fork.child_ids.size
-        if num_new == 0:
-            return
-        counters = self.pool.counters[0]
-        while counters["num_sequences"] + num_new > self.pool.sequences.size:
-            self._adopt(grow_sequences(self.pool))
-        while counters["num_waiting"] + num_new > self.pool.waiters.size:
-            self._adopt(self.pool._replace(waiters=doubled(self.pool.waiters)))
 
     def _advance_result(self, num_replaced: int) -> AdvanceResult:
         if num_replaced == 0:
@@ -179,35 +184,36 @@ class EnginePool:
         parent_ids, child_ids = request.fork.parent_ids, request.fork.child_ids
         granted, num_copies = np.empty(parent_ids.size, np.int32), np.empty(parent_ids.size, np.int32)
         src, dst = np.empty(most_copies, np.int32), np.empty(most_copies, np.int32)
-        num_all = updates.fork(self.handle, parent_ids, child_ids, granted, num_copies, src, dst)
+        num_all = updates.fork(self.tables.handle, parent_ids, child_ids, granted, num_copies, src, dst)
         return ForkResult(granted, num_copies, src[:num_all], dst[:num_all])
 
     def _room(self, request: UpdateRequest, most_room: int) -> RoomResult:
         sequence_ids, num_ahead = request.room.sequence_ids, request.room.num_tokens_ahead
         num_blocks, blocks = np.empty(sequence_ids.size, np.int32), np.empty(most_room, np.int32)
-        num_all = updates.room(self.handle, sequence_ids, num_ahead, num_blocks, blocks)
+        num_all = updates.room(self.tables.handle, sequence_ids, num_ahead, num_blocks, blocks)
         return RoomResult(num_blocks, blocks[:num_all])
 
     def _acquire(self, acquire: Acquire) -> AcquireResult:
         num_needed = -(-acquire.tokens.size // BLOCK_SIZE)
-        tenant = self.tenant_row(acquire.tenant)
-        num_limit = int(self.pool.tenants[tenant]["quota"])
+        tenant = self.tables.tenant_row(acquire.tenant)
+        num_limit = int(self.tables.pool.tenants[tenant]["quota"])
         if num_needed > num_limit:
             return AcquireResult(AcquireStatus.NEVER, num_needed=num_needed, num_limit=num_limit)
         table: Int32s = np.empty(num_needed, np.int32)
         outcome = core_acquire.acquire(
-            self.handle,
+            self.tables.handle,
             acquire.sequence_id,
             tenant,
-            self._root((acquire.salt, acquire.adapter)),
+            self.tables.root_row((acquire.salt, acquire.adapter)),
             acquire.tokens,
             acquire.match_prefix,
-            self.config.min_wait_blocks,
+            self._min_wait_blocks,
             table,
         )
         num_cached = outcome.num_cached_blocks * BLOCK_SIZE
         match outcome.status:
             case core_acquire.GRANTED:
+                self.explanations.add(acquire, outcome)
                 return AcquireResult(AcquireStatus.GRANTED, table, num_cached)
             case core_acquire.WAIT:
                 return AcquireResult(AcquireStatus.WAIT)
@@ -216,65 +222,15 @@ class EnginePool:
 
     def _take_woken(self, num_woken: int) -> Int64s:
         woken = np.empty(num_woken, np.int64)
-        take_woken(self.handle, woken)
+        take_woken(self.tables.handle, woken)
         return woken
-
-    def find_prefix(self, namespace: Namespace, tokens: Int32s, limit: int) -> prefixes.Prefix:
-        """The longest cached prefix of `tokens`, at most `limit` blocks."""
-        root = self.namespaces.rows.get(namespace)
-        if root is None or limit <= 0:
-            return prefixes.Prefix(0, NONE)
-        return prefixes.find_prefix(self.handle, root, tokens, limit)
 
     def clear(self, condition: Callable[[Namespace], bool]) -> Cleared:
         """Forgets what is cached in the namespaces that meet the condition, pins included."""
         self.pins.remove_where(condition)
-        in_scope = np.zeros(self.pool.roots.size, np.bool_)
-        in_scope[[row for namespace, row in self.namespaces.rows.items() if condition(namespace)]] = True
-        purged = prefixes.purge(self.handle, in_scope)
+        in_scope = np.zeros(self.tables.pool.roots.size, np.bool_)
+        in_scope[[row for namespace, row in self.tables.namespaces.rows.items() if condition(namespace)]] = (
+            True
+        )
+        purged = prefixes.purge(self.tables.handle, in_scope)
         return Cleared(purged.num_freed, purged.num_detached)
-
-    def limits(self, tenant: str) -> TenantLimits:
-        return self.config.tenants.get(tenant, self.config.default_limits)
-
-    def tenant_row(self, tenant: str) -> int:
-        row = self.tenants.rows.get(tenant)
-        if row is not None:
-            return row
-        row = self._new_row(self.tenants, tenant, "tenants", self._tenant_is_idle)
-        limits = self.limits(tenant)
-        quota = self.num_blocks if limits.quota is None else min(limits.quota, self.num_blocks)
-        entry = self.pool.tenants[row]
-        entry["num_evictions"] = 0
-        entry["quota"] = quota
-        entry["floor"] = limits.floor
-        entry["pin_cap"] = self.num_blocks // 4 if limits.pin_cap is None else limits.pin_cap
-        entry["oldest"] = entry["newest"] = NONE
-        return row
-
-    def _root(self, namespace: Namespace) -> int:
-        row = self.namespaces.rows.get(namespace)
-        if row is not None:
-            return row
-        row = self._new_row(self.namespaces, namespace, "roots", self._root_is_idle)
-        self.pool.roots[row]["path"] = secrets.randbits(64)
-        return row
-
-    def _tenant_is_idle(self, row: int) -> bool:
-        entry = self.pool.tenants[row]
-        return bool(entry["charged"] == 0 and entry["sequences"] == 0 and entry["pinned"] == 0)
-
-    def _root_is_idle(self, row: int) -> bool:
-        entry = self.pool.roots[row]
-        return bool(entry["children"] == 0 and entry["sequences"] == 0)
-
-    def _new_row(self, directory: Directory[K], name: K, table: str, is_idle: Callable[[int], bool]) -> int:
-        """A row for a new name; when all are taken, idle ones are reused or the table is doubled."""
-        row = directory.add(name)
-        while row is None:
-            rows: Array = getattr(self.pool, table)
-            if not directory.sweep(is_idle):
-                directory.extend(2 * rows.size)
-                self._adopt(self.pool._replace(**{table: doubled(rows)}))
-            row = directory.add(name)
-        return row

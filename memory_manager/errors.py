@@ -23,3 +23,7 @@ class NotFoundError(MemoryManagerError):
 
 class ExhaustedError(MemoryManagerError):
     """A limit was reached; the request may succeed later."""
+
+
+class OutOfRangeError(MemoryManagerError):
+    """What the request asks for is no longer kept."""

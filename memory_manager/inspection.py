@@ -2,71 +2,89 @@
 
 import numpy as np
 
-from memory_manager.columns import Int32s
-from memory_manager.core.inspect import count_users
-from memory_manager.core.layout import (
-    DETACHED,
-    FENCED,
-    FREE,
-    NONE,
-    PENDING,
-    PRIVATE,
-    QUARANTINED,
-    READY,
-)
+from memory_manager.core.inspect import inspect
 from memory_manager.engine_pool import EnginePool
-from memory_manager.views import BlockSnapshot, EngineStats, TenantStats
+from memory_manager.errors import ExhaustedError
+from memory_manager.views import BlockDelta, BlockSnapshot, EngineStats, TenantStats
 
-# How a state is reported: whether a block has an edge is the trie's own business.
-_REPORTED = np.zeros(7, np.uint8)
-_REPORTED[[FREE, PRIVATE, READY, FENCED, QUARANTINED, PENDING, DETACHED]] = [0, 1, 2, 3, 4, 1, 2]
+_ATTEMPTS = 100
 
 
 def inspect_blocks(engine: EnginePool) -> BlockSnapshot:
-    pool = engine.pool
-    in_trie = (pool.state == READY) | (pool.state == DETACHED)
-    owned = in_trie | (pool.state == PRIVATE) | (pool.state == PENDING)
-    parents = pool.nodes["parent"]
-    tenants = [""] * pool.tenants.size
-    for name, row in engine.tenants.rows.items():
+    """A picture of every block; any thread may ask. Raises ExhaustedError when updates kept interfering."""
+    for _ in range(_ATTEMPTS):
+        version = engine.version
+        if version % 2 == 0:
+            snapshot = _picture(engine, version)
+            if engine.version == version:
+                return snapshot
+    raise ExhaustedError("BUSY", "the pool changed each time it was read; try again")
+
+
+def _picture(engine: EnginePool, version: int) -> BlockSnapshot:
+    size = engine.num_blocks
+    tenants = [""] * engine.tables.pool.tenants.size
+    for name, row in list(engine.tables.tenants.rows.items()):
         tenants[row] = name
-    return BlockSnapshot(
+    snapshot = BlockSnapshot(
         engine_id=engine.engine_id,
-        snapshot_seq=int(pool.counters["calls"][0]),
-        states=_REPORTED[pool.state],
-        num_users=num_users(engine),
-        depths=np.where(in_trie, pool.nodes["depth"], 0),
-        owners=np.where(owned, pool.owner, NONE),
+        snapshot_seq=version // 2,
+        states=np.empty(size, np.uint8),
+        num_users=np.zeros(size, np.int32),
+        depths=np.empty(size, np.int32),
+        owners=np.empty(size, np.int32),
         tenants=tuple(tenants),
-        parents=np.where(in_trie & (parents < engine.num_blocks), parents, NONE),
+        parents=np.empty(size, np.int32),
+    )
+    inspect(
+        engine.tables.handle,
+        snapshot.states,
+        snapshot.num_users,
+        snapshot.depths,
+        snapshot.owners,
+        snapshot.parents,
+    )
+    return snapshot
+
+
+def delta_between(old: BlockSnapshot, new: BlockSnapshot) -> BlockDelta | None:
+    """What changed from one picture of a pool to the next; None when a viewer needs the new one whole."""
+    if old.states.size != new.states.size or old.tenants != new.tenants:
+        return None
+    changed = (
+        (old.states != new.states)
+        | (old.num_users != new.num_users)
+        | (old.depths != new.depths)
+        | (old.owners != new.owners)
+    )
+    blocks = np.flatnonzero(changed).astype(np.int32)
+    return BlockDelta(
+        from_seq=old.snapshot_seq,
+        to_seq=new.snapshot_seq,
+        blocks=blocks,
+        states=new.states[blocks],
+        num_users=new.num_users[blocks],
+        depths=new.depths[blocks],
+        owners=new.owners[blocks],
     )
 
 
-def num_users(engine: EnginePool) -> Int32s:
-    """int32[N], how many sequences have each block in their page table."""
-    users: Int32s = np.zeros(engine.num_blocks, np.int32)
-    count_users(engine.handle, users)
-    return users
-
-
 def engine_stats(engine: EnginePool) -> EngineStats:
-    counters = engine.pool.counters[0]
-    names = [
-        name for name in EngineStats.__dataclass_fields__ if name in (engine.pool.counters.dtype.names or ())
-    ]
+    pool = engine.tables.pool
+    counted = [name for name in EngineStats.__dataclass_fields__ if name in (pool.counters.dtype.names or ())]
     return EngineStats(
         engine_id=engine.engine_id,
         epoch=engine.epoch,
         model_fingerprint=engine.model_fingerprint,
         num_blocks=engine.num_blocks,
-        tenants=tuple(_tenant_stats(engine, tenant) for tenant in engine.tenants.rows),
-        **{name: int(counters[name]) for name in names},
+        tenants=tuple(_tenant_stats(engine, tenant) for tenant in engine.tables.tenants.rows),
+        **{name: int(pool.counters[name][0]) for name in counted},
     )
 
 
 def _tenant_stats(engine: EnginePool, tenant: str) -> TenantStats:
-    entry = engine.pool.tenants[engine.tenants.rows[tenant]]
-    limits = engine.limits(tenant)
+    entry = engine.tables.pool.tenants[engine.tables.tenants.rows[tenant]]
+    limits = engine.tables.limits(tenant)
     return TenantStats(
         tenant=tenant,
         num_blocks=int(entry["charged"]),
@@ -78,4 +96,4 @@ def _tenant_stats(engine: EnginePool, tenant: str) -> TenantStats:
 
 
 def state_bytes(engine: EnginePool) -> int:
-    return sum(array.nbytes for array in engine.pool)
+    return sum(array.nbytes for array in engine.tables.pool)

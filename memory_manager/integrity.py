@@ -25,14 +25,14 @@ from memory_manager.engine_pool import EnginePool
 
 def check_pool(engine: EnginePool) -> list[str]:
     """What is violated, in words; nothing when all is well. Assumes nothing but the arrays' sizes."""
-    pool = engine.pool
+    pool = engine.tables.pool
     try:
         return [
             *_check_states(pool),
             *_check_sequences(pool),
             *_check_trie(pool, engine.pins.held_nodes),
             *_check_edges(pool),
-            *_check_order(pool, sorted(engine.tenants.rows.values())),
+            *_check_order(pool, sorted(engine.tables.tenants.rows.values())),
             *_check_tenants(pool, engine.pins.blocks_by_tenant),
             *_check_waiters(pool),
         ]

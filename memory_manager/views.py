@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memory_manager.columns import Int32s
+from memory_manager.core.ghosts import EvictionCause, MissReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,60 @@ class BlockSnapshot:
     owners: Int32s  # [N] index into tenants, -1 for none
     tenants: tuple[str, ...]
     parents: Int32s  # [N] parent block, -1 at a root or outside the trie
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockDelta:
+    """The n blocks that changed between two snapshots; `owners` index the older one's tenants."""
+
+    from_seq: int
+    to_seq: int
+    blocks: Int32s  # [n]
+    states: npt.NDArray[np.uint8]  # [n]
+    num_users: Int32s  # [n]
+    depths: Int32s  # [n]
+    owners: Int32s  # [n]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a sequence found in the cache what it found when it was admitted."""
+
+    sequence_id: int
+    num_tokens: int
+    num_cached: int
+    missed_at_block: int
+    reason: MissReason
+    eviction_cause: EvictionCause | None
+    evicted_seconds_ago: float | None  # before the sequence was admitted
+    evicted_for_tenant: str | None
+    num_more_blocks: int  # blocks after the missed one that would have hit
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A chain of n blocks entered the cache."""
+
+    blocks: Int32s  # [n]
+    tokens: Int32s  # [16 n]
+    parent_block: int | None  # of the first; None at a root
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    blocks: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class AllRemoved:
+    """The engine's cache is empty now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    seq: int
+    engine_id: str
+    change: Stored | Removed | AllRemoved
 
 
 @dataclass(frozen=True, slots=True)

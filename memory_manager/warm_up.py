@@ -16,7 +16,8 @@ def warm_up(config: MemoryConfig) -> None:
     engine.update(
         UpdateRequest(
             1, 1, acquires=(Acquire(1, tokens[:400].copy()), Acquire(2, tokens.copy()), Acquire(3, tokens))
-        )
+        ),
+        now=0.0,
     )
     engine.update(
         UpdateRequest(
@@ -27,7 +28,8 @@ def warm_up(config: MemoryConfig) -> None:
             release=Release(np.array([2])),
             fork=Fork(one, np.array([4])),
             room=Room(one, _int32s(20)),
-        )
+        ),
+        now=0.0,
     )
     engine.pins.add(1, "", ("", ""), tokens[:64].copy(), 0.0)
     engine.pins.remove(1)

@@ -6,6 +6,7 @@ import numpy as np
 
 from memory_manager.core.blocks import append_blocks
 from memory_manager.core.eviction import reserve
+from memory_manager.core.ghosts import explain_miss
 from memory_manager.core.handle import PoolHandle
 from memory_manager.core.hashing import chain_paths
 from memory_manager.core.holds import hold, take_back_hold
@@ -23,6 +24,9 @@ class AcquireOutcome(NamedTuple):
     num_cached_blocks: int
     num_pending_blocks: int
     num_needed: int  # blocks that must be free or evictable for the acquire to be granted
+    miss_reason: int  # why not more was cached, see ghosts.py; GRANTED only
+    ghost: int
+    num_more_blocks: int
 
 
 @kernel
@@ -49,7 +53,7 @@ def acquire(
         remove_waiter(pool, sequence_id)
     if num_pending >= min_wait_blocks:
         add_waiter(pool, sequence_id, table[num_matched - 1], num_pending)
-        return AcquireOutcome(WAIT, num_cached, num_pending, 0)
+        return AcquireOutcome(WAIT, num_cached, num_pending, 0, 0, NONE, 0)
     node = table[num_cached - 1] if num_cached > 0 else pool.nodes.size + root
     num_fresh = table.size - num_cached
     num_needed = num_fresh + pool.counters[0].num_evictable
@@ -57,7 +61,7 @@ def acquire(
     num_needed -= pool.counters[0].num_evictable
     if reserve(pool, tenant, num_fresh, False) < num_fresh:
         take_back_hold(pool, node)
-        return AcquireOutcome(SHORT, num_cached, num_pending, num_needed)
+        return AcquireOutcome(SHORT, num_cached, num_pending, num_needed, 0, NONE, 0)
     row = take_row(pool, sequence_id, tenant, root)
     sequence = pool.sequences[row]
     sequence.node = node
@@ -70,7 +74,8 @@ def acquire(
     announce(pool, row, paths)
     pool.counters[0].num_query_tokens += num_tokens
     pool.counters[0].num_hit_tokens += num_cached * BLOCK_SIZE
-    return AcquireOutcome(GRANTED, num_cached, num_pending, num_needed)
+    reason, ghost, num_more = explain_miss(pool, num_tokens, paths, match_prefix, num_cached, num_pending)
+    return AcquireOutcome(GRANTED, num_cached, num_pending, num_needed, reason, ghost, num_more)
 
 
 @inner

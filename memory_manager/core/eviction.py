@@ -9,7 +9,9 @@ first, and are put back exactly when the plan does not reach its goal.
 import numpy as np
 
 from memory_manager.core.blocks import put_back
+from memory_manager.core.changes import REMOVED, log_change
 from memory_manager.core.edges import remove_edge
+from memory_manager.core.ghosts import EvictionCause, remember
 from memory_manager.core.jit import inner
 from memory_manager.core.layout import NONE, Array, Pool
 from memory_manager.core.order import is_linked, link_after, link_by_age, oldest_leaf, unlink
@@ -41,6 +43,7 @@ def reserve(pool: Pool, tenant: int, num_wanted: int, partial: bool) -> int:
         _plan(pool, oldest_leaf(pool, tenant), victims, num_victims)
         num_victims += 1
         allowed += 1
+    num_for_quota = num_victims
     allowed = min(allowed, num_wanted)
     while num_free + num_victims < allowed:
         block = _next_victim(pool, tenant, share)
@@ -54,7 +57,14 @@ def reserve(pool: Pool, tenant: int, num_wanted: int, partial: bool) -> int:
             _unplan(pool, victims, i)
         return 0
     for i in range(num_victims):
-        _evict(pool, victims[i].block)
+        block = victims[i].block
+        if i < num_for_quota:
+            cause = EvictionCause.QUOTA.value
+        elif pool.owner[block] == tenant:
+            cause = EvictionCause.OWN_PRESSURE.value
+        else:
+            cause = EvictionCause.SHARED_PRESSURE.value
+        _evict(pool, block, cause, tenant)
     return granted
 
 
@@ -139,8 +149,10 @@ def _unplan(pool: Pool, victims: Array, index: int) -> None:
 
 
 @inner
-def _evict(pool: Pool, block: int) -> None:
+def _evict(pool: Pool, block: int, cause: int, requester: int) -> None:
     remove_edge(pool, block)
+    remember(pool, block, cause, requester)
+    log_change(pool, block, REMOVED)
     pool.tenants[pool.owner[block]].num_evictions += 1
     pool.counters[0].num_evictions += 1
     pool.counters[0].num_ready -= 1

@@ -88,8 +88,21 @@ WAITER = np.dtype(
     align=True,
 )
 
-# The counters that every answer carries.
-HEADLINE = ("num_free", "num_fenced", "num_evictable", "num_woken")
+GHOST = np.dtype(
+    [
+        ("left_at_us", np.int64),
+        ("edge_hash", np.uint32),
+        ("depth", np.int32),  # 0: no ghost
+        ("tenant", np.int32),  # for whose sake it was evicted
+        ("cause", np.int32),
+    ],
+    align=True,
+)
+
+CHANGE = np.dtype([("block", np.int32), ("kind", np.int32)], align=True)
+
+# What is read after every call, and the time of the call.
+HEADLINE = ("num_free", "num_fenced", "num_evictable", "num_woken", "num_changes", "now_us")
 
 _OTHER_COUNTERS = (
     "num_private num_ready num_quarantined num_sequences num_waiting launched_step completed_step tick calls"
@@ -118,6 +131,8 @@ class Pool(NamedTuple):
     row_index: Array  # ROW[4 S], open addressing by sequence id; 0 = empty
     tenants: Array  # TENANT[T]
     waiters: Array  # WAITER[W], oldest first
+    ghosts: Array  # GHOST[G], direct-mapped by edge hash; G is a power of two
+    changes: Array  # CHANGE[2 N], or empty while nobody watches
     secret: Array  # uint32[16], keys of the token hash
     counters: Array  # COUNTERS[1]
 
@@ -153,6 +168,13 @@ def new_pool(num_blocks: int, secret: npt.NDArray[np.uint32]) -> Pool:
         row_index=np.zeros(64, ROW),
         tenants=np.zeros(4, TENANT),
         waiters=np.zeros(16, WAITER),
+        ghosts=np.zeros(_num_ghosts(num_blocks), GHOST),
+        changes=np.zeros(0, CHANGE),
         secret=secret,
         counters=counters,
     )
+
+
+def _num_ghosts(num_blocks: int) -> int:
+    """An eighth to a quarter of the blocks, so that ghosts cost little."""
+    return max(64, 1 << (num_blocks // 8).bit_length())

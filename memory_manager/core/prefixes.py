@@ -5,7 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 from memory_manager.core.blocks import put_back
+from memory_manager.core.changes import REMOVED, log_change
 from memory_manager.core.edges import remove_edge
+from memory_manager.core.ghosts import EvictionCause, remember
 from memory_manager.core.handle import PoolHandle
 from memory_manager.core.hashing import chain_paths
 from memory_manager.core.holds import drop_hold, hold
@@ -97,6 +99,8 @@ def _forget(pool: Pool, block: int) -> None:
     """A READY block without holders is given back, one with holders detached."""
     counters = pool.counters
     remove_edge(pool, block)
+    remember(pool, block, EvictionCause.PURGED.value, NONE)
+    log_change(pool, block, REMOVED)
     if is_linked(pool, block):
         unlink(pool, block)
     if pool.nodes[block].refs > 0:

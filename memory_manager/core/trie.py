@@ -5,6 +5,7 @@ root or indexed itself.
 """
 
 from memory_manager.core.blocks import pop_first, put_back
+from memory_manager.core.changes import STORED, log_change
 from memory_manager.core.edges import find_block, home_slot, insert_edge, remove_edge
 from memory_manager.core.hashing import edge_hash, extend_path
 from memory_manager.core.holds import hold, unhold
@@ -139,6 +140,7 @@ def _make_ready(pool: Pool, row: int) -> None:
         pool.roots[parent - pool.nodes.size].children += 1
     pool.state[block] = READY
     sequence.node = block
+    log_change(pool, block, STORED)
     pool.counters[0].num_private -= 1
     pool.counters[0].num_ready += 1
 

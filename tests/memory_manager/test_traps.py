@@ -222,4 +222,4 @@ def test_a_rejected_call_changes_nothing() -> None:
 
 def _pool(manager: MemoryManager):  # type: ignore[no-untyped-def]
     (engine,) = manager._engines.values()
-    return engine.pool.pool
+    return engine.pool.tables.pool
