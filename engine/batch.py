@@ -7,17 +7,27 @@ import numpy.typing as npt
 
 from engine.kv_pool import BLOCK_SIZE
 from engine.sequence import Sequence
+from engine.speculation.drafter import Draft
 
 Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class ScheduledSequence:
-    """`num_tokens` tokens of a sequence from `start` on are computed in this step."""
+    """`num_tokens` tokens of a sequence from `start` on are computed, and a draft behind them."""
 
     sequence: Sequence
     start: int
     num_tokens: int
+    draft: Draft | None = None
+
+    @property
+    def draft_tokens(self) -> list[int]:
+        return [] if self.draft is None else self.draft.tokens
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_tokens + len(self.draft_tokens)
 
     @property
     def completes(self) -> bool:
@@ -49,18 +59,19 @@ class Batch:
 
 
 def build_batch(scheduled: tuple[ScheduledSequence, ...]) -> Batch:
-    counts = np.array([s.num_tokens for s in scheduled], np.int32)
+    counts = np.array([s.num_rows for s in scheduled], np.int32)
     cu_query_lens = np.zeros(len(scheduled) + 1, np.int32)
     np.cumsum(counts, out=cu_query_lens[1:])
     num_rows = int(cu_query_lens[-1])
     token_ids, positions = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
     slot_mapping = np.empty(num_rows, np.int32)
-    context_lens = np.array([s.start + s.num_tokens for s in scheduled], np.int32)
+    context_lens = np.array([s.start + s.num_rows for s in scheduled], np.int32)
     widest = int(-(-context_lens.max() // BLOCK_SIZE))
     block_tables = np.zeros((len(scheduled), widest), np.int32)
     for row, item in enumerate(scheduled):
-        first, last, end = cu_query_lens[row], cu_query_lens[row + 1], item.start + item.num_tokens
-        token_ids[first:last] = item.sequence.tokens[item.start : end]
+        first, last, end = cu_query_lens[row], cu_query_lens[row + 1], item.start + item.num_rows
+        known = item.sequence.tokens[item.start : item.start + item.num_tokens]
+        token_ids[first:last] = known + item.draft_tokens
         positions[first:last] = np.arange(item.start, end, dtype=np.int32)
         num_blocks = -(-end // BLOCK_SIZE)
         block_tables[row, :num_blocks] = item.sequence.block_table[:num_blocks]
@@ -78,5 +89,6 @@ def _logit_rows(scheduled: tuple[ScheduledSequence, ...], cu_query_lens: Int32) 
         if item.sequence.wants_prompt_logprobs:
             rows.extend(range(cu_query_lens[i], cu_query_lens[i + 1]))
         elif item.completes:
-            rows.append(int(cu_query_lens[i + 1]) - 1)
+            last = int(cu_query_lens[i + 1])
+            rows.extend(range(last - 1 - len(item.draft_tokens), last))
     return np.array(rows, np.int32)

@@ -10,6 +10,7 @@ from engine.outputs import SequenceOutput
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import Request
+from engine.speculation.planner import SpeculationPlanner
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class Engine:
         memory: MemoryClient,
         limits: SchedulerLimits,
         model_fingerprint: str,
+        planner: SpeculationPlanner | None = None,
     ) -> None:
+        """Without a planner nothing is drafted."""
         self.metrics = EngineMetrics()
         self._limits = limits
         self._ledger = Ledger(memory, kv.copy_blocks)
-        self._scheduler = Scheduler(self._ledger, limits, model_fingerprint, self.metrics)
+        self._scheduler = Scheduler(self._ledger, limits, model_fingerprint, self.metrics, planner)
         self._runner = ModelRunner(model, kv)
 
     def add(self, request: Request) -> None:

@@ -15,10 +15,11 @@ from engine.memory_client import (
     Fork,
     MemoryClient,
     Room,
+    Truncate,
     Update,
     UpdateAnswer,
 )
-from engine.sequence import Sequence
+from engine.sequence import OfferedDraft, Sequence
 
 # Room asked for beyond the next token: the update is answered while the step after the next runs.
 LOOKAHEAD_TOKENS = 1
@@ -49,8 +50,15 @@ class _Sent:
 
 
 class Ledger:
-    def __init__(self, memory: MemoryClient, copy_blocks: Callable[[list[int], list[int]], None]) -> None:
+    def __init__(
+        self,
+        memory: MemoryClient,
+        copy_blocks: Callable[[list[int], list[int]], None],
+        num_drafts: int = 0,
+    ) -> None:
+        """`num_drafts`: draft tokens asked for a sequence; 0 without speculation."""
         self._memory = memory
+        self._num_drafts = num_drafts
         self._copy_blocks = copy_blocks
         self._pending = Update()
         self._forks: list[tuple[Sequence, Sequence]] = []
@@ -130,12 +138,16 @@ class Ledger:
         rooms: list[Sequence] = []
         for sequence in running:
             self._report(sequence, update, hold_output=id(sequence) in parents)
-            wanted = min(
-                sequence.num_tokens + LOOKAHEAD_TOKENS, max(sequence.num_tokens, sequence.max_tokens)
-            )
+            wanted = sequence.num_tokens + LOOKAHEAD_TOKENS + sequence.draft_room
+            wanted = min(wanted, max(sequence.num_tokens, sequence.max_tokens))
+            kept = -(-wanted // BLOCK_SIZE)
             if sequence.capacity < wanted:
                 update.rooms.append(Room(sequence.sequence_id, wanted - sequence.num_reported))
                 rooms.append(sequence)
+            elif kept < len(sequence.block_table):
+                # Room for drafts that is no longer wanted.
+                update.truncates.append(Truncate(sequence.sequence_id, kept))
+                del sequence.block_table[kept:]
         for parent, child in forks:
             update.forks.append(Fork(parent.sequence_id, child.sequence_id))
         for sequence in candidates:
@@ -160,9 +172,11 @@ class Ledger:
         now = time.monotonic()
         outcome = Outcome(woken=set(answer.wake), abort_seconds=[now - since for since in sent.aborts])
         for replacement in answer.replacements:
-            sequence = self._by_id.get(replacement.sequence_id)
-            if sequence is not None:
+            if (sequence := self._by_id.get(replacement.sequence_id)) is not None:
                 sequence.block_table[replacement.logical_index] = replacement.block
+        for offer in answer.drafts:
+            if (sequence := self._by_id.get(offer.sequence_id)) is not None:
+                sequence.offered_draft = OfferedDraft(offer.base_length, offer.tokens)
         for sequence, blocks in zip(sent.rooms, answer.rooms, strict=True):
             if sequence.sequence_id:
                 sequence.block_table.extend(blocks)
@@ -219,7 +233,8 @@ class Ledger:
         written = min(sequence.num_computed, final)
         if not tokens and written == sequence.num_written_reported:
             return
-        (update or self._pending).advances.append(Advance(sequence.sequence_id, tokens, written))
+        wanted = self._num_drafts if sequence.wants_drafts else 0
+        (update or self._pending).advances.append(Advance(sequence.sequence_id, tokens, written, wanted))
         sequence.num_reported, sequence.num_written_reported = final, written
 
     def _acquire(self, sequence: Sequence) -> Acquire:

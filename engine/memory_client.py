@@ -66,7 +66,7 @@ class Replacement(NamedTuple):
     block: int
 
 
-class Draft(NamedTuple):
+class DraftOffer(NamedTuple):
     sequence_id: int
     base_length: int  # tokens of the sequence that the draft continues
     tokens: list[int]
@@ -97,7 +97,7 @@ class UpdateAnswer:
     """Per list of the update, in its order."""
 
     replacements: list[Replacement]
-    drafts: list[Draft]
+    drafts: list[DraftOffer]
     forks: list[ForkResult]
     rooms: list[list[int]]  # blocks appended to each table
     acquires: list[AcquireResult]

@@ -7,7 +7,7 @@ import torch
 
 from engine.batch import Batch, ScheduledSequence
 from engine.kv_pool import KVPool
-from engine.logprobs import logprobs_of
+from engine.logprobs import concatenate, logprobs_of
 from engine.sampler import Sampled, SampleRow, sample
 
 
@@ -23,7 +23,7 @@ class Model(Protocol):
 
 class StepResult(NamedTuple):
     """Per scheduled sequence: what was sampled for it and each of its unforked siblings, or None where
-    the step did not reach its last token."""
+    the step did not reach its last token. Behind a draft that is its accepted tokens and one more."""
 
     sampled: list[list[Sampled] | None]
     seconds: float
@@ -49,13 +49,16 @@ class ModelRunner:
             if not item.completes:
                 spans.append(None)
                 continue
-            group = (item.sequence, *item.sequence.siblings)
-            spans.append(slice(len(rows), len(rows) + len(group)))
-            rows.extend(SampleRow(at, sequence) for sequence in group)
-            at += 1
-        sampled = sample(logits, rows)
-        per_sequence = [None if span is None else sampled[span] for span in spans]
-        return StepResult(per_sequence, time.perf_counter() - started)
+            first = len(rows)
+            rows.extend(_sample_rows(item, at))
+            spans.append(slice(first, len(rows)))
+            at += 1 + len(item.draft_tokens)
+        drawn = sample(logits, rows)
+        sampled = [
+            None if span is None else _accept(drawn[span], item)
+            for item, span in zip(batch.scheduled, spans, strict=True)
+        ]
+        return StepResult(sampled, time.perf_counter() - started)
 
     def _logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         rows = torch.from_numpy(batch.logit_rows)
@@ -70,3 +73,24 @@ class ModelRunner:
         following = sequence.tokens[item.start + 1 : item.start + item.num_tokens + 1]
         if following and num_top is not None:
             sequence.prompt_logprobs.append(logprobs_of(logits[: len(following)], following, num_top))
+
+
+def _sample_rows(item: ScheduledSequence, at: int) -> list[SampleRow]:
+    """The first token of each choice of a prompt, or the tokens after a sequence and each of its drafts."""
+    if item.sequence.siblings:
+        return [SampleRow(at, sequence) for sequence in (item.sequence, *item.sequence.siblings)]
+    drafted = item.draft_tokens
+    return [SampleRow(at + j, item.sequence, drafted[:j]) for j in range(len(drafted) + 1)]
+
+
+def _accept(drawn: list[Sampled], item: ScheduledSequence) -> list[Sampled]:
+    """Sample and match: the target's own tokens while they equal the draft, and the first that differs."""
+    if item.draft is None:
+        return drawn
+    kept = drawn[:1]
+    for drafted, following in zip(item.draft.tokens, drawn[1:], strict=True):
+        if kept[-1].tokens[0] != drafted:
+            break
+        kept.append(following)
+    logprobs = [one.logprobs for one in kept if one.logprobs is not None]
+    return [Sampled([one.tokens[0] for one in kept], concatenate(logprobs) if logprobs else None)]

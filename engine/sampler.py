@@ -17,10 +17,19 @@ class Sampled(NamedTuple):
 
 
 class SampleRow(NamedTuple):
-    """The next token of `sequence` is drawn from logits row `row`."""
+    """The token that follows a sequence's tokens and `drafted` is drawn from logits row `row`."""
 
     row: int
     sequence: Sequence
+    drafted: list[int] = []  # noqa: RUF012, never changed
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.sequence.tokens + self.drafted
+
+    @property
+    def num_output(self) -> int:
+        return self.sequence.num_output + len(self.drafted)
 
 
 def sample(logits: torch.Tensor, rows: Rows[SampleRow]) -> list[Sampled]:
@@ -29,11 +38,11 @@ def sample(logits: torch.Tensor, rows: Rows[SampleRow]) -> list[Sampled]:
         return []
     chosen_rows = [r.row for r in rows]
     values = logits if chosen_rows == list(range(len(logits))) else logits[chosen_rows]
-    if any(_is_adjusted(r.sequence) for r in rows):
+    if any(_is_adjusted(r) for r in rows):
         values = values.clone()
         for i, r in enumerate(rows):
-            if _is_adjusted(r.sequence):
-                _adjust(values[i], r.sequence)
+            if _is_adjusted(r):
+                _adjust(values[i], r)
     tokens = _draw(values, rows)
     return [Sampled([token], _logprobs(logits, r, token)) for r, token in zip(rows, tokens, strict=True)]
 
@@ -49,7 +58,7 @@ def _draw(values: torch.Tensor, rows: Rows[SampleRow]) -> list[int]:
         np.array([p.min_p for p in params], np.float32),
         np.array([p.seed for p in params], np.uint64),
         np.array([r.sequence.index for r in rows], np.int64),
-        np.array([r.sequence.num_tokens for r in rows], np.int64),
+        np.array([r.sequence.num_tokens + len(r.drafted) for r in rows], np.int64),
         out,
     )
     return [int(token) for token in out]
@@ -60,32 +69,32 @@ def _logprobs(logits: torch.Tensor, row: SampleRow, token: int) -> Logprobs | No
     return None if num_top is None else logprobs_of(logits[row.row : row.row + 1], [token], num_top)
 
 
-def _is_adjusted(sequence: Sequence) -> bool:
-    p = sequence.request.sampling
+def _is_adjusted(row: SampleRow) -> bool:
+    p = row.sequence.request.sampling
     return bool(
         p.logit_bias
         or p.repetition_penalty != 1.0
         or p.frequency_penalty != 0.0
         or p.presence_penalty != 0.0
-        or sequence.num_output < p.min_tokens
+        or row.num_output < p.min_tokens
     )
 
 
-def _adjust(values: torch.Tensor, sequence: Sequence) -> None:
+def _adjust(values: torch.Tensor, row: SampleRow) -> None:
     """Applies penalties, biases and the ban on early stops to one row of logits, in place."""
-    p = sequence.request.sampling
+    p = row.sequence.request.sampling
     if p.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(sequence.tokens)))
+        seen = torch.tensor(sorted(set(row.tokens)))
         scores = values[seen]
         values[seen] = torch.where(scores > 0, scores / p.repetition_penalty, scores * p.repetition_penalty)
-    output = sequence.tokens[sequence.num_prompt :]
+    output = row.tokens[row.sequence.num_prompt :]
     if output and (p.frequency_penalty != 0.0 or p.presence_penalty != 0.0):
         ids, counts = np.unique(output, return_counts=True)
         penalties = p.frequency_penalty * counts + p.presence_penalty
         values[torch.from_numpy(ids)] -= torch.from_numpy(penalties).float()
     for token, bias in p.logit_bias.items():
         values[token] += bias
-    if sequence.num_output < p.min_tokens:
+    if row.num_output < p.min_tokens:
         _ban_stops(values, p)
 
 

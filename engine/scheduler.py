@@ -13,7 +13,10 @@ from engine.metrics import EngineMetrics
 from engine.outputs import SequenceOutput
 from engine.runner import StepResult
 from engine.sampler import Sampled
+from engine.selection import can_run, select
 from engine.sequence import FinishReason, Request, Sequence, Status
+from engine.speculation.drafter import Draft
+from engine.speculation.planner import SpeculationPlanner, learn
 from engine.step_budget import StepBudget
 from engine.stopping import append_tokens
 from engine.waiting import WaitingQueue
@@ -42,12 +45,14 @@ class Scheduler:
         limits: SchedulerLimits,
         model_fingerprint: str,
         metrics: EngineMetrics,
+        planner: SpeculationPlanner | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._ledger = ledger
         self._limits = limits
         self._model_fingerprint = model_fingerprint
         self._metrics = metrics
+        self._planner = planner
         self._clock = clock
         self._budget = StepBudget(limits.max_num_batched_tokens)
         self._registered = False
@@ -112,7 +117,7 @@ class Scheduler:
         except MemoryManagerError as error:
             logger.warning("%s; registering again, %d sequences start over", error, len(self._running))
             self._lose_all_blocks()
-        scheduled = self._pick()
+        scheduled = select(self._running, self._budget, self._planner)
         if not scheduled:
             return None
         self._num_steps += 1
@@ -133,7 +138,7 @@ class Scheduler:
         if self._ledger.epoch_ended:
             raise StaleEpochError("the memory manager has ended the epoch")
         if self._ledger.is_outstanding:
-            self._settle(0.0 if self._pick() else IDLE_WAIT_S)
+            self._settle(0.0 if any(map(can_run, self._running)) else IDLE_WAIT_S)
         if self._ledger.is_outstanding:
             return
         self._preempt_if_short()
@@ -214,22 +219,6 @@ class Scheduler:
         for sequence in (s for group in self._requests.values() for s in group):
             sequence.sequence_id = 0
 
-    def _pick(self) -> list[ScheduledSequence]:
-        """Decodes first, then prefill chunks, most urgent first, within the step's budget."""
-        decodes = [s for s in self._running if s.num_uncomputed == 1 and s.capacity >= s.num_tokens]
-        budget = self._budget.num_tokens(num_decodes=len(decodes))
-        picked = [ScheduledSequence(s, s.num_computed, 1) for s in decodes[:budget]]
-        budget -= len(picked)
-        for sequence in self._running:
-            if budget <= 0:
-                break
-            if sequence.num_uncomputed > 1:
-                count = min(sequence.num_uncomputed, sequence.capacity - sequence.num_computed, budget)
-                if count > 0:
-                    picked.append(ScheduledSequence(sequence, sequence.num_computed, count))
-                    budget -= count
-        return picked
-
     # ---- postprocess
 
     def postprocess(self, batch: Batch | None, result: StepResult | None) -> list[SequenceOutput]:
@@ -242,16 +231,25 @@ class Scheduler:
         for item, sampled in zip(batch.scheduled, result.sampled, strict=True):
             item.sequence.num_computed += item.num_tokens
             self._waiting.charge(item.sequence.request.tenant, item.num_tokens)
+            if item.draft is not None and sampled is not None:
+                self._settle_draft(item.sequence, item.draft, len(sampled[0].tokens) - 1)
             if sampled is not None:
-                outputs.extend(self._extend(item.sequence, sampled))
+                outputs.extend(self._extend(item, sampled))
         return outputs
 
-    def _extend(self, sequence: Sequence, sampled: list[Sampled]) -> list[SequenceOutput]:
+    def _settle_draft(self, sequence: Sequence, draft: Draft, num_accepted: int) -> None:
+        """Accepted tokens have their K/V; rejected ones are forgotten by not counting them."""
+        sequence.num_computed += num_accepted
+        learn(sequence, len(draft.tokens), num_accepted)
+        self._metrics.observe_draft(draft, num_accepted)
+
+    def _extend(self, item: ScheduledSequence, sampled: list[Sampled]) -> list[SequenceOutput]:
         """Appends what was sampled for a sequence and, at the end of their prompt, its siblings."""
+        sequence = item.sequence
         group = (sequence, *sequence.siblings)
         sequence.siblings = ()
         outputs = [
-            append_tokens(choice, one, self._limits.max_model_len)
+            append_tokens(choice, one, len(item.draft_tokens), self._limits.max_model_len)
             for choice, one in zip(group, sampled, strict=True)
         ]
         for choice, output in zip(group, outputs, strict=True):

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.kv_pool import BLOCK_SIZE
 from engine.logprobs import Logprobs
@@ -53,6 +54,17 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
+class OfferedDraft(NamedTuple):
+    """Guessed to follow the first `base_length` tokens of a sequence."""
+
+    base_length: int
+    tokens: list[int]
+
+
+# A new sequence's drafts are expected to be good; it soon learns.
+PRIOR_ACCEPTANCE = 0.7
+
+
 class Sequence:
     """One choice of a request.
 
@@ -80,6 +92,9 @@ class Sequence:
         self.siblings = siblings  # choices to be forked when the prompt is computed
         self.prompt_logprobs: list[Logprobs] = []  # one per prefill chunk
         self.started = False  # an output has been sent
+        self.offered_draft: OfferedDraft | None = None  # by the memory manager
+        self.acceptance = PRIOR_ACCEPTANCE  # of drafted tokens, an exponential average
+        self.draft_room = 0  # slots wanted for drafts beyond the next token
 
     @property
     def num_tokens(self) -> int:
@@ -104,6 +119,21 @@ class Sequence:
         return self.num_prompt + self.request.sampling.max_tokens
 
     @property
+    def num_draftable(self) -> int:
+        """Tokens that may be drafted in the next step: those that fit the blocks and the length."""
+        if self.siblings or self.wants_prompt_logprobs:
+            return 0
+        return min(self.capacity - self.num_tokens, self.max_tokens - self.num_tokens - 1)
+
+    @property
+    def wants_drafts(self) -> bool:
+        """Whether it decodes and what it was offered is soon used up."""
+        if self.num_uncomputed != 1 or self.request.disable_speculation:
+            return False
+        offered = self.offered_draft
+        return offered is None or offered.base_length + len(offered.tokens) < self.num_tokens + 32
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """While the prompt of the first choice is computed for the first time."""
         asked = self.request.sampling.num_prompt_logprobs is not None
@@ -118,6 +148,7 @@ class Sequence:
         """Forgets everything in the pool: the sequence was preempted or has ended."""
         self.block_table = []
         self.num_computed = self.num_reported = self.num_written_reported = 0
+        self.offered_draft = None
 
     def take_blocks_of(self, other: "Sequence") -> None:
         """Continues where another sequence with the same prompt stands."""

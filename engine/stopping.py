@@ -6,7 +6,9 @@ from engine.sampler import Sampled
 from engine.sequence import FinishReason, Sequence
 
 
-def append_tokens(sequence: Sequence, sampled: Sampled, max_model_len: int) -> SequenceOutput:
+def append_tokens(
+    sequence: Sequence, sampled: Sampled, num_drafted: int, max_model_len: int
+) -> SequenceOutput:
     """Appends the tokens up to the first that ends the sequence; stop tokens win over the length."""
     sampling, kept, reason = sequence.request.sampling, 0, None
     for token in sampled.tokens:
@@ -33,5 +35,7 @@ def append_tokens(sequence: Sequence, sampled: Sampled, max_model_len: int) -> S
         num_cached_tokens=sequence.num_cached if is_first else None,
         first_scheduled=sequence.first_scheduled if is_first else None,
         sequence_id=sequence.sequence_id if is_first else None,
+        num_draft_tokens=num_drafted,
+        num_accepted_tokens=len(sampled.tokens) - 1,
         block_table=list(sequence.block_table) if sequence.request.report_blocks else None,
     )

@@ -6,7 +6,7 @@ from engine.memory_client import (
     Acquire,
     AcquireResult,
     AcquireStatus,
-    Draft,
+    DraftOffer,
     ForkResult,
     Replacement,
     Update,
@@ -68,7 +68,7 @@ def answer_from_pb(response: pb.UpdateSequencesResponse) -> UpdateAnswer:
     )
     return UpdateAnswer(
         replacements=[Replacement(*entry) for entry in replaced],
-        drafts=[Draft(*entry) for entry in drafts],
+        drafts=[DraftOffer(*entry) for entry in drafts],
         forks=_forks_from_pb(response.fork),
         rooms=_split(response.room.blocks, response.room.num_blocks),
         acquires=[_acquire_from_pb(result) for result in response.acquires],

@@ -1,11 +1,15 @@
 """An engine with the hash model and a real memory manager in one process."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.engine import Engine
 from engine.outputs import SequenceOutput
 from engine.scheduler import SchedulerLimits
 from engine.sequence import FinishReason, Request, SamplingParams
+from engine.speculation.drafter import Drafter
+from engine.speculation.planner import SpeculationPlanner
+from engine.speculation.step_cost import StepCost
 from memory_manager import MemoryConfig, MemoryManager
 from tests.engine.hash_model import HashModel, small_pool
 from tests.in_process_memory import InProcessMemory
@@ -19,17 +23,25 @@ class Finished:
     reason: FinishReason | None = None
     num_cached: int | None = None
     error: str = ""
+    logprobs: list[float] = field(default_factory=list)
 
 
 class Harness:
     def __init__(
-        self, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 64, max_waiting: int = 10_000
+        self,
+        num_blocks: int = 64,
+        max_num_seqs: int = 8,
+        budget: int = 64,
+        max_waiting: int = 10_000,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
         self.manager = MemoryManager(MemoryConfig())
         self.num_blocks = num_blocks
         limits = SchedulerLimits(num_blocks, max_num_seqs, budget, max_waiting, num_blocks * 16)
         memory = InProcessMemory(self.manager)
-        self.engine = Engine(HashModel(), small_pool(num_blocks), memory, limits, "hash-model")
+        # Rows cost next to nothing, so everything that is proposed is verified.
+        planner = SpeculationPlanner(drafters, StepCost([(1, 1.0), (1000, 1.001)])) if drafters else None
+        self.engine = Engine(HashModel(), small_pool(num_blocks), memory, limits, "hash-model", planner)
         self.choices: dict[tuple[str, int], Finished] = {}
 
     def step(self) -> list[SequenceOutput]:
@@ -38,6 +50,8 @@ class Harness:
             choice = self.choices.setdefault((output.request_id, output.index), Finished())
             assert choice.reason is None, "an output after the terminal one"
             choice.tokens += output.token_ids
+            if output.logprobs is not None:
+                choice.logprobs += output.logprobs.chosen.tolist()
             choice.reason, choice.error = output.finish_reason, output.error
             if output.num_cached_tokens is not None:
                 choice.num_cached = output.num_cached_tokens

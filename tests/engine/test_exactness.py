@@ -6,57 +6,78 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sequence import FinishReason, Request, SamplingParams
-from tests.engine.harness import Harness, request
+from engine.sequence import FinishReason, Request, SamplingParams, Sequence
+from engine.speculation.drafter import Drafter
+from engine.speculation.prompt_lookup import PromptLookup
+from engine.speculation.shared_index import SharedIndex
+from tests.engine.harness import Finished, Harness, request
+from tests.engine.liars import LyingDrafter
 
 
-def alone(r: Request) -> dict[int, list[int]]:
-    harness = Harness(num_blocks=256, budget=4096)
-    return {index: choice.tokens for (_, index), choice in harness.run(r).items()}
+def alone(r: Request) -> dict[tuple[str, int], Finished]:
+    return Harness(num_blocks=256, budget=4096).run(r)
 
 
 prompts = st.integers(0, 2).flatmap(
     # Few different beginnings, so that prefixes are shared.
     lambda kind: st.lists(st.integers(0, 31), min_size=1, max_size=70).map(lambda tail: [kind] * 40 + tail)
 )
-requests = st.builds(
-    lambda prompt, temperature, seed, n, max_tokens, priority: (
-        prompt,
-        SamplingParams(
-            temperature=temperature, seed=seed, max_tokens=max_tokens, stop_token_ids=frozenset({3})
-        ),
-        n,
-        priority,
-    ),
-    prompts,
-    st.sampled_from([0.0, 0.7, 1.5]),
-    st.integers(0, 2**64 - 1),
-    st.integers(1, 3),
-    st.integers(1, 40),
-    st.integers(0, 2),
-)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int, int]:
+    """A prompt, how to sample, number of choices, priority."""
+    penalty = draw(st.sampled_from([1.0, 1.3]))
+    sampling = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.7, 1.5])),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        max_tokens=draw(st.integers(1, 40)),
+        min_tokens=draw(st.integers(0, 4)),
+        stop_token_ids=frozenset({3}),
+        repetition_penalty=penalty,
+        frequency_penalty=penalty - 1,
+        num_logprobs=2,
+    )
+    return draw(prompts), sampling, draw(st.integers(1, 3)), draw(st.integers(0, 2))
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(requests, min_size=1, max_size=8),
+    st.lists(requests(), min_size=1, max_size=8),
     st.integers(24, 80),
     st.integers(1, 5),
     st.sampled_from([16, 33, 200]),
+    st.sampled_from(["none", "lookup", "liar", "both"]),
     st.integers(0, 2**32),
 )
-def test_output_does_not_depend_on_pool_batch_chunks_or_preemption(
+def test_output_does_not_depend_on_pool_batch_chunks_preemption_or_drafts(
     specs: list[tuple[list[int], SamplingParams, int, int]],
     num_blocks: int,
     max_num_seqs: int,
     budget: int,
+    drafting: str,
     order: int,
 ) -> None:
-    harness = Harness(num_blocks, max_num_seqs, budget)
+    expected: dict[tuple[str, int], Finished] = {}
+
+    def truth(sequence: Sequence) -> list[int]:
+        """What the sequence will say."""
+        known = expected[sequence.request.request_id, sequence.index].tokens
+        return known[sequence.num_output :]
+
+    drafters: dict[str, list[Drafter]] = {
+        "none": [],
+        "lookup": [SharedIndex(), PromptLookup()],
+        "liar": [LyingDrafter(order, truth)],
+        "both": [SharedIndex(), LyingDrafter(order, truth), PromptLookup()],
+    }
+    harness = Harness(num_blocks, max_num_seqs, budget, drafters=drafters[drafting])
     wanted = {
         f"r{i}": Request(f"r{i}", prompt, sampling, num_choices=n, priority=priority)
         for i, (prompt, sampling, n, priority) in enumerate(specs)
     }
+    for one in wanted.values():
+        expected.update(alone(one))
     waiting, rng = list(wanted.values()), random.Random(order)
     while waiting or harness.engine.has_work:
         if waiting and rng.random() < 0.4:
@@ -64,9 +85,9 @@ def test_output_does_not_depend_on_pool_batch_chunks_or_preemption(
         harness.step()
         if rng.random() < 0.1:
             assert harness.manager.check_integrity() == []
-    for name, one in wanted.items():
-        for index, tokens in alone(one).items():
-            assert harness.choices[name, index].tokens == tokens
+    for key, choice in expected.items():
+        got = harness.choices[key]
+        assert (got.tokens, got.reason, got.logprobs) == (choice.tokens, choice.reason, choice.logprobs)
     harness.assert_idle_and_clean()
 
 
@@ -76,7 +97,7 @@ def test_a_pool_too_small_for_all_preempts_and_resumes() -> None:
     outputs = harness.run(*together)
     assert harness.engine.metrics.num_preemptions > 0
     for one in together:
-        assert outputs[one.request_id, 0].tokens == alone(one)[0]
+        assert outputs[one.request_id, 0].tokens == alone(one)[one.request_id, 0].tokens
     harness.assert_idle_and_clean()
 
 
@@ -124,6 +145,6 @@ def test_losing_the_epoch_starts_sequences_over_with_the_same_output() -> None:
     harness.manager.register_engine("engine-0", harness.num_blocks, 16, "hash-model")
     harness.run()
     for one in requests:
-        for index, tokens in alone(one).items():
-            assert harness.choices[one.request_id, index].tokens == tokens
+        for key, choice in alone(one).items():
+            assert harness.choices[key].tokens == choice.tokens
     harness.assert_idle_and_clean()

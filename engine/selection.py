@@ -1,0 +1,34 @@
+"""What the next step computes: decodes with their drafts first, then prefill chunks, within a budget."""
+
+from engine.batch import ScheduledSequence
+from engine.sequence import Sequence
+from engine.speculation.planner import SpeculationPlanner
+from engine.step_budget import StepBudget
+
+
+def can_run(sequence: Sequence) -> bool:
+    """Whether blocks for the sequence's next tokens have been granted."""
+    return sequence.capacity > sequence.num_computed and (
+        sequence.num_uncomputed > 1 or sequence.capacity >= sequence.num_tokens
+    )
+
+
+def select(
+    running: list[Sequence], budget: StepBudget, planner: SpeculationPlanner | None
+) -> list[ScheduledSequence]:
+    """`running` is sorted by urgency. Drafts take what decodes and prefill chunks leave of the budget."""
+    decodes = [s for s in running if s.num_uncomputed == 1 and can_run(s)]
+    left = budget.num_tokens(num_decodes=len(decodes))
+    decodes = decodes[:left]
+    left -= len(decodes)
+    prefills: list[ScheduledSequence] = []
+    for sequence in running:
+        if left <= 0:
+            break
+        if sequence.num_uncomputed > 1 and can_run(sequence):
+            count = min(sequence.num_uncomputed, sequence.capacity - sequence.num_computed, left)
+            prefills.append(ScheduledSequence(sequence, sequence.num_computed, count))
+            left -= count
+    num_prefill_rows = sum(item.num_tokens for item in prefills)
+    drafts = planner.plan(decodes, num_prefill_rows, left) if planner is not None else {}
+    return [ScheduledSequence(s, s.num_computed, 1, drafts.get(i)) for i, s in enumerate(decodes)] + prefills

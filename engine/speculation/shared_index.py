@@ -1,0 +1,22 @@
+"""Drafts from the memory manager's index of the namespace's past prompts and outputs."""
+
+from engine.sequence import Sequence
+from engine.speculation.drafter import Draft, DraftSource
+
+
+class SharedIndex:
+    """A `Drafter`: hands out what came with an update.
+
+    Nobody waits for the answer, so the sequence has usually moved on when it comes. What is left of the
+    draft still holds when the tokens since were just those it began with.
+    """
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
+        offered = sequence.offered_draft
+        if offered is None:
+            return None
+        since = sequence.tokens[offered.base_length :]
+        if offered.tokens[: len(since)] != since or len(since) >= len(offered.tokens):
+            sequence.offered_draft = None
+            return None
+        return Draft(offered.tokens[len(since) :][:max_tokens], DraftSource.SHARED_INDEX)
