@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from nexuskv.v1 import engine_pb2, engine_pb2_grpc
 from services.config import FrontendConfig
+from services.errors import ServiceError
 from services.frontend import served_model
 from services.frontend.process import Frontend
 from services.frontend.text.tokenizer import Tokenizer
@@ -140,6 +141,7 @@ def answer(engine: ScriptedEngine, tokenizer: Tokenizer) -> Callable[[str], list
 @pytest_asyncio.fixture(loop_scope="module")
 async def frontend(system: tuple[Frontend, ScriptedEngine], engine: ScriptedEngine) -> Frontend:
     await system[0].ready()
+    await until(lambda: not is_full(system[0]))
     return system[0]
 
 
@@ -152,6 +154,15 @@ async def module_client(system: tuple[Frontend, ScriptedEngine]) -> AsyncIterato
 @pytest.fixture
 def http(frontend: Frontend, module_client: httpx.AsyncClient) -> httpx.AsyncClient:
     return module_client
+
+
+def is_full(frontend: Frontend) -> bool:
+    """Whether the frontend still refuses requests because the engine's queue was full a moment ago."""
+    try:
+        frontend.core.require_serving()
+    except ServiceError:
+        return True
+    return False
 
 
 async def until(condition: Callable[[], bool]) -> None:

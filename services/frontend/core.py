@@ -22,6 +22,7 @@ from services.frontend.sampling import Sampling, check_against_model, resolve_ma
 from services.frontend.served_model import ServedModel
 from services.frontend.text.detokenizer import Detokenizer, unfinished_tail
 from services.frontend.text.errors import TemplateError
+from services.frontend.turnstile import Turnstile
 
 # Texts longer than this are tokenized in a thread; shorter ones take about a millisecond.
 INLINE_CHARS = 1024
@@ -51,6 +52,7 @@ class FrontendCore:
         self.metrics = metrics
         self.link = link
         self._memory = memory
+        self.turnstile = Turnstile()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._engine_ids = itertools.count(1)
         self._active: dict[str, set[ActiveRequest]] = defaultdict(set)
@@ -85,10 +87,12 @@ class FrontendCore:
         return model
 
     def require_serving(self) -> None:
+        """Raises when a request would be refused whatever it says."""
         if self._draining:
             raise unavailable("the server is shutting down", "SHUTTING_DOWN", 1000)
         if (trouble := self.link.trouble) is not None:
             raise unavailable(trouble, "ENGINE_UNAVAILABLE", 1000)
+        self.link.refuse_when_full()
 
     async def encode(self, text: str, field: str, add_bos: bool = True) -> list[int]:
         """Token ids of a prompt; refuses early what is too large for the context whatever its tokens are."""

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 INFO_DEADLINE_S = 5.0
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
 DEFAULT_RETRY_MS = 1000
+# How long a full queue is taken to stay full.
+FULL_FOR_S = 0.1
 
 
 class EngineLink:
@@ -36,6 +38,8 @@ class EngineLink:
         self._outbox: deque[engine_pb2.SessionRequest] = deque()
         self._has_mail = asyncio.Event()
         self._gave_up = False
+        self._refusal: ServiceError | None = None  # the engine's last word about a full queue
+        self._full_until = 0.0  # monotonic seconds
         self._call: grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.SessionResponse] | None
         self._call = None
 
@@ -45,6 +49,11 @@ class EngineLink:
         if self._trouble is None and not self.probe.is_serving:
             return "the engine does not answer or is not serving"
         return self._trouble
+
+    def refuse_when_full(self) -> None:
+        """Raises while the engine's last word is that its queue is full: in a flood, an answer at once."""
+        if self._refusal is not None and time.monotonic() < self._full_until:
+            raise self._refusal
 
     def submit(self, generation: Generation) -> None:
         self._generations[generation.submit.request_id] = generation
@@ -135,7 +144,10 @@ class EngineLink:
                 generation.accept()
         elif kind == "rejected":
             if (generation := self._generations.pop(response.rejected.request_id, None)) is not None:
-                generation.fail(_rejection(response.rejected))
+                error = _rejection(response.rejected)
+                if error.reason == "QUEUE_FULL":
+                    self._refusal, self._full_until = error, time.monotonic() + FULL_FOR_S
+                generation.fail(error)
 
     def _drop_if_done(self, generation: Generation) -> None:
         if not generation.done:

@@ -121,6 +121,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _start(self, request: inference_pb2.GenerateRequest, *, stream: bool) -> ActiveRequest:
         arrival = time.time()
+        await self._core.turnstile.wait()
         self._core.require_serving()
         self._core.model(request.model)
         sampling = conversion.to_sampling(request.sampling)

@@ -1,6 +1,7 @@
 """The frontend process: two doors over one core on one event loop."""
 
 import asyncio
+import gc
 import logging
 import resource
 import socket
@@ -54,7 +55,11 @@ async def run_frontend(config: FrontendConfig, on_ready: Callable[[FrontendAddre
 
 
 async def _announce(frontend: "Frontend", on_ready: Callable[[FrontendAddresses], None]) -> None:
-    on_ready(await frontend.ready())
+    addresses = await frontend.ready()
+    # What is loaded by now stays: the garbage collector need not walk it again and again.
+    gc.collect()
+    gc.freeze()
+    on_ready(addresses)
 
 
 class Frontend:

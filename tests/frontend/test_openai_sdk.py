@@ -87,13 +87,13 @@ async def test_errors(sdk: openai.AsyncOpenAI, engine: ScriptedEngine) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await sdk.chat.completions.create(model=MODEL, messages=[], temperature=9)
     assert caught.value.param in ("messages", "temperature")
-    engine.rejection = engine_pb2.Rejected(reason=engine_pb2.Rejected.REASON_QUEUE_FULL, retry_after_ms=1)
-    with pytest.raises(openai.RateLimitError):
-        await sdk.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
     engine.rejection = engine_pb2.Rejected(reason=engine_pb2.Rejected.REASON_DRAINING)
     with pytest.raises(openai.InternalServerError) as lost:
         await sdk.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
     assert lost.value.status_code == 503
+    engine.rejection = engine_pb2.Rejected(reason=engine_pb2.Rejected.REASON_QUEUE_FULL, retry_after_ms=1)
+    with pytest.raises(openai.RateLimitError):
+        await sdk.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
 
 
 async def test_an_error_in_a_stream_is_raised(sdk: openai.AsyncOpenAI, engine: ScriptedEngine) -> None:

@@ -13,10 +13,15 @@ from services.frontend.generation import cancelled
 from services.frontend.rules import shown
 
 
-async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The body's object, fields that are null left out (null means omitted). Raises ServiceError."""
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Raises ServiceError for a content type that is not JSON and for more than `max_bytes`."""
     _check_content_type(request)
-    value = _parse(await _read(request, max_bytes))
+    return await _read(request, max_bytes)
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The object, fields that are null left out (null means omitted). Raises ServiceError."""
+    value = _parse(data)
     if not isinstance(value, dict):
         raise invalid("body", f"the body must be a JSON object, got {shown(value)}", "INVALID_JSON")
     return {key: entry for key, entry in value.items() if entry is not None}

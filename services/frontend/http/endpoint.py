@@ -11,7 +11,7 @@ from services.errors import invalid
 from services.frontend.active_request import ActiveRequest
 from services.frontend.core import FrontendCore, RequestOptions
 from services.frontend.http import fields
-from services.frontend.http.body import read_object
+from services.frontend.http.body import parse_object, read_body
 from services.frontend.http.spelling import to_json
 from services.frontend.http.streaming import abort_on_disconnect
 from services.frontend.outputs import Delta
@@ -55,7 +55,10 @@ async def read_call(core: FrontendCore, request: Request, max_body_bytes: int) -
     """Raises ServiceError for a body, a model or a shared field that is wrong."""
     arrival = time.time()
     core.require_serving()
-    body = await read_object(request, max_body_bytes)
+    data = await read_body(request, max_body_bytes)
+    await core.turnstile.wait()
+    core.require_serving()
+    body = parse_object(data)
     name = fields.model_name(body)
     model = core.model(name)
     fields.refuse_unsupported(body)
