@@ -120,7 +120,7 @@ class FrontendCore:
         if model.template is None:
             raise invalid("messages", f"the model {model.name!r} has no chat template", "NO_CHAT_TEMPLATE")
         try:
-            return model.template.render(messages, **variables)
+            return model.template.render(messages, variables)
         except TemplateError as error:
             raise invalid("messages", str(error), "CHAT_TEMPLATE_REFUSED") from error
 

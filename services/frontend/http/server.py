@@ -26,8 +26,9 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            backlog=4096,
+            backlog=2048,
         )
         self._server = _Server(config)
         self._listener = listener

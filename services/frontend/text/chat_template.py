@@ -32,11 +32,14 @@ class ChatTemplate:
             raise ModelTextError(f"the model's chat template does not parse: {error}") from error
         self._special_tokens = special_tokens
 
-    def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The prompt text, ready for the assistant's turn. Raises TemplateError when the template refuses."""
-        options = {"add_generation_prompt": True, "tools": None, "documents": None, **variables}
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
+        """The prompt text, ready for the assistant's turn; `variables` are the template's other inputs.
+
+        Raises TemplateError when the template refuses.
+        """
+        inputs = {"add_generation_prompt": True, "tools": None, "documents": None, **(variables or {})}
         try:
-            return self._template.render(messages=messages, **self._special_tokens, **options)
+            return self._template.render({**inputs, **self._special_tokens, "messages": messages})
         except (jinja2.TemplateError, *_TEMPLATE_BUGS) as error:
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
 
