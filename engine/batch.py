@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from engine.kv_pool import BLOCK_SIZE
 from engine.sequence import Sequence
+from engine.shared_runs import SharedRuns, find_shared_runs
 from engine.speculation.drafter import Draft
 
 Int32 = npt.NDArray[np.int32]
@@ -41,7 +42,7 @@ class Batch:
 
     token_ids [T], positions [T], slot_mapping [T] (physical slot of each new K/V), cu_query_lens [S + 1],
     context_lens [S] (the step's rows included), block_tables [S, max_blocks] padded with 0,
-    logit_rows: the rows whose logits are wanted. All int32.
+    logit_rows: the rows whose logits are wanted, ascending. All int32.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -52,6 +53,7 @@ class Batch:
     context_lens: Int32
     block_tables: Int32
     logit_rows: Int32
+    shared_runs: SharedRuns
 
     @property
     def num_tokens(self) -> int:
@@ -80,6 +82,7 @@ def build_batch(scheduled: tuple[ScheduledSequence, ...]) -> Batch:
     return Batch(
         scheduled, token_ids, positions, slot_mapping, cu_query_lens, context_lens, block_tables,
         _logit_rows(scheduled, cu_query_lens),
+        find_shared_runs(block_tables, np.array([s.start for s in scheduled], np.int32)),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from engine.errors import ModelError
 from engine.kv_pool import BLOCK_SIZE, KVPool
 from engine.memory_client import MemoryClient
 from engine.model.config import ModelConfig
-from engine.model.llama import Llama
+from engine.model.cpu_decoder import CpuDecoder
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from engine.warm_up import warm_up
@@ -52,7 +52,7 @@ class ModelInfo:
 @dataclass(frozen=True)
 class LoadedModel:
     info: ModelInfo
-    model: Llama
+    model: CpuDecoder
     kv: KVPool
 
     def engine(self, memory: MemoryClient) -> Engine:
@@ -83,7 +83,7 @@ def load_model(options: EngineOptions) -> LoadedModel:
         max_waiting=options.max_waiting,
         max_model_len=min(max_model_len, context),
     )
-    model = Llama(checkpoint, dtype, limits.max_model_len)
+    model = CpuDecoder(checkpoint, dtype, limits.max_model_len)
     kv = kv_pool.allocate(config.num_layers, num_blocks, config.num_kv_heads, config.head_dim, dtype)
     warm_up(ModelRunner(model, kv), limits, config.vocab_size)
     info = ModelInfo(

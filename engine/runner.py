@@ -12,12 +12,8 @@ from engine.sampler import Sampled, SampleRow, sample
 
 
 class Model(Protocol):
-    def forward(self, batch: Batch, kv: KVPool) -> torch.Tensor:
-        """Writes every row's K/V into the pool; final hidden states [T, H]."""
-        ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [R, H] to float32 logits [R, vocab]."""
+    def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
+        """Computes every row, writes its K/V into the pool; float32 logits of batch.logit_rows [R, vocab]."""
         ...
 
 
@@ -37,8 +33,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
         started = time.perf_counter()
-        hidden = self._model.forward(batch, self._kv)
-        logits = self._logits(hidden, batch)
+        logits = self._model.logits(batch, self._kv)
         rows: list[SampleRow] = []
         spans: list[slice | None] = []
         at = 0
@@ -59,12 +54,6 @@ class ModelRunner:
             for item, span in zip(batch.scheduled, spans, strict=True)
         ]
         return StepResult(sampled, time.perf_counter() - started)
-
-    def _logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        rows = torch.from_numpy(batch.logit_rows)
-        if len(rows) == 0:
-            return hidden.new_empty(0, 0)
-        return self._model.logits(hidden if len(rows) == len(hidden) else hidden[rows])
 
     def _collect_prompt_logprobs(self, logits: torch.Tensor, item: ScheduledSequence) -> None:
         """Row j of a chunk predicts prompt token start + j + 1; the last prompt token predicts the output."""

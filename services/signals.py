@@ -1,22 +1,28 @@
 """Waiting to be told to stop."""
 
 import asyncio
+import os
 import signal
+import sys
+
+# Set for processes that must not outlive their supervisor: their standard input is a pipe that it holds.
+SUPERVISED = "NEXUSKV_SUPERVISED"
 
 
-async def wait_for_signal() -> signal.Signals:
-    """Answers at the first SIGTERM or SIGINT."""
+async def wait_for_signal() -> None:
+    """Returns at the first SIGTERM or SIGINT, or when the supervisor is gone."""
     loop = asyncio.get_running_loop()
-    received: asyncio.Future[signal.Signals] = loop.create_future()
-
-    def note(number: signal.Signals) -> None:
-        if not received.done():
-            received.set_result(number)
-
+    told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, note, number)
+        loop.add_signal_handler(number, told.set)
+    supervised = SUPERVISED in os.environ
+    if supervised:
+        # Nobody writes to the pipe: it becomes readable when its other end is closed.
+        loop.add_reader(sys.stdin.fileno(), told.set)
     try:
-        return await received
+        await told.wait()
     finally:
+        if supervised:
+            loop.remove_reader(sys.stdin.fileno())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

@@ -19,7 +19,7 @@ from services.config import (
     MemoryManagerConfig,
     to_environment,
 )
-from services.signals import wait_for_signal
+from services.signals import SUPERVISED, wait_for_signal
 from services.startup import StartError
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Child:
 
     def __init__(self, command: str, config: CommonConfig) -> None:
         self.command = command
-        self._environment = {**os.environ, **to_environment(config)}
+        self._environment = {**os.environ, **to_environment(config), SUPERVISED: "1"}
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self.ready_line = ""
@@ -65,6 +65,7 @@ class Child:
             "services.cli",
             self.command,
             env=self._environment,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             # Ctrl-C in a terminal reaches a whole process group; the order of stopping is ours.
             start_new_session=True,

@@ -17,8 +17,8 @@ class HashModel:
     def __init__(self, vocab_size: int = 32) -> None:
         self._vocab = np.arange(1, vocab_size + 1, dtype=np.uint64)
 
-    def forward(self, batch: Batch, kv: KVPool) -> torch.Tensor:
-        """Writes each token id as its K; a row's hidden state is the hash of its prefix, int64 [T]."""
+    def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
+        """Writes each token id as its K; a row's logits are made from the hash of its prefix."""
         slots = kv.keys(0).view(-1).numpy()  # one float a slot
         slots[batch.slot_mapping] = batch.token_ids
         hashes = np.empty(batch.num_tokens, np.int64)
@@ -27,11 +27,9 @@ class HashModel:
             prefix = slots[batch.block_tables[s, at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE]
             rows = slice(batch.cu_query_lens[s], batch.cu_query_lens[s + 1])
             hashes[rows] = np.array(prefix_hashes(prefix))[batch.positions[rows]]
-        return torch.from_numpy(hashes)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        wanted = hashes[batch.logit_rows].astype(np.uint64)
         with np.errstate(over="ignore"):
-            mixed = hidden.numpy().astype(np.uint64)[:, None] * self._vocab[None] * _MULTIPLIER
+            mixed = wanted[:, None] * self._vocab[None] * _MULTIPLIER
         return torch.from_numpy((mixed >> np.uint64(40)).astype(np.float32) / (1 << 22))
 
 

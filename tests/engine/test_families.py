@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from engine import kv_pool
 from engine.batch import ScheduledSequence, build_batch
 from engine.errors import ModelError
-from engine.model.llama import Llama
+from engine.model.cpu_decoder import CpuDecoder
 from engine.sequence import Request, SamplingParams, Sequence
 from engine.weights.load import open_checkpoint
 
 SMALL: dict[str, Any] = {
     "vocab_size": 160,
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -31,7 +31,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "llama-untied": (transformers.LlamaConfig, {"tie_word_embeddings": False}),
     "llama-tied": (transformers.LlamaConfig, {"tie_word_embeddings": True}),
-    "llama-head-dim": (transformers.LlamaConfig, {"head_dim": 32}),
+    "llama-head-dim": (transformers.LlamaConfig, {"head_dim": 64}),
     "llama-linear": (transformers.LlamaConfig, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
     "llama3": (
         transformers.LlamaConfig,
@@ -51,7 +51,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "mistral": (transformers.MistralConfig, {"sliding_window": None}),
     "qwen2": (transformers.Qwen2Config, {}),
-    "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 64}),
 }
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, 160, 90)]
 
@@ -71,16 +71,17 @@ def make_model(directory: Path, family: str) -> torch.Tensor:
 
 
 def our_logits(directory: Path, dtype: torch.dtype, chunk: int) -> torch.Tensor:
-    model = Llama(open_checkpoint(str(directory)), dtype, 256)
+    model = CpuDecoder(open_checkpoint(str(directory)), dtype, 256)
     c = model.config
     kv = kv_pool.allocate(c.num_layers, 12, c.num_kv_heads, c.head_dim, dtype)
-    sequence = Sequence(Request("r", TOKENS, SamplingParams()), 0, 0)
+    # With prompt logprobs asked for, every row has logits.
+    sequence = Sequence(Request("r", TOKENS, SamplingParams(num_prompt_logprobs=0)), 0, 0)
     sequence.block_table = [7, 2, 9, 4, 0, 11]
     parts = []
     with torch.inference_mode():
         for start in range(0, len(TOKENS), chunk):
             item = ScheduledSequence(sequence, start, min(chunk, len(TOKENS) - start))
-            parts.append(model.logits(model.forward(build_batch((item,)), kv)))
+            parts.append(model.logits(build_batch((item,)), kv))
     return torch.cat(parts)
 
 
@@ -121,7 +122,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     del tensors["model.layers.1.mlp.down_proj.weight"]
     save_file(tensors, file)
     with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.down_proj\.weight is missing"):
-        Llama(open_checkpoint(str(tmp_path)), torch.float32, 64)
+        CpuDecoder(open_checkpoint(str(tmp_path)), torch.float32, 64)
 
 
 def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
@@ -130,8 +131,8 @@ def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
     tensors = load_file(file)
     tensors["model.norm.weight"] = torch.zeros(63)
     save_file(tensors, file)
-    with pytest.raises(ModelError, match=r"model\.norm\.weight has shape \[63\], expected \[64\]"):
-        Llama(open_checkpoint(str(tmp_path)), torch.float32, 64)
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has shape \[63\], expected \[128\]"):
+        CpuDecoder(open_checkpoint(str(tmp_path)), torch.float32, 64)
 
 
 @pytest.mark.parametrize(
@@ -148,3 +149,11 @@ def test_bad_directories_are_refused(tmp_path: Path, file: str, content: str, wo
     (tmp_path / file).write_text(content)
     with pytest.raises(ModelError, match=words):
         open_checkpoint(str(tmp_path))
+
+
+def test_a_head_size_the_kernels_do_not_have_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(**{**SMALL, "hidden_size": 80})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="head_dim 20"):
+        CpuDecoder(open_checkpoint(str(tmp_path)), torch.float32, 64)

@@ -1,0 +1,96 @@
+"""The decoder on a CPU: weights packed for our kernels, a whole step in one call."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.batch import Batch
+from engine.errors import ModelError
+from engine.kernels import cpu
+from engine.kv_pool import KVPool
+from engine.model.layer_weights import LayerWeights, load_layer
+from engine.model.rope import rope_tables
+from engine.weights.checkpoint import Checkpoint
+
+NOTHING = torch.empty(0)
+# The attention kernels work on whole vectors of a head.
+HEAD_DIM_MULTIPLE = 32
+
+
+class CpuDecoder:
+    """A `Model`. The residual stream, norms, softmax and logits are float32 whatever the weights' type."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, max_position: int) -> None:
+        """`dtype`: float32, or bfloat16 for weights and embeddings of 2 bytes."""
+        self.config = config = checkpoint.config
+        if config.head_dim % HEAD_DIM_MULTIPLE:
+            raise ModelError(
+                f"{config.name}: head_dim {config.head_dim} is not served on a CPU; "
+                f"it must be a multiple of {HEAD_DIM_MULTIPLE}"
+            )
+        cos, sin = rope_tables(config, max_position)
+        self._rope = cos.numpy(), sin.numpy()
+        embedding = checkpoint.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        head = embedding if config.tie_embeddings else checkpoint.tensor("lm_head.weight", embedding.shape)
+        self._embedding = embedding.to(dtype)
+        self._weights = _pack(checkpoint, head, dtype)
+        self._shape = cpu.DecoderShape(
+            config.num_heads, config.intermediate_size, config.rms_norm_eps, config.head_dim**-0.5
+        )
+
+    def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
+        hidden = self._embedding[torch.from_numpy(batch.token_ids)].float()
+        logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
+        shared = batch.shared_runs
+        rows = cpu.DecoderBatch(
+            batch.positions, batch.slot_mapping, batch.block_tables, batch.cu_query_lens, batch.context_lens,
+            batch.logit_rows, shared.group_of, shared.group_blocks, shared.group_lens,
+        )  # fmt: skip
+        # numpy has no bfloat16: its bits travel as uint16.
+        pages = kv.pages.view(torch.uint16) if kv.pages.dtype == torch.bfloat16 else kv.pages
+        cpu.decoder_step(
+            hidden.numpy(), self._weights, self._shape, self._rope, rows, pages.numpy(), logits.numpy()
+        )
+        return logits
+
+
+def _pack(checkpoint: Checkpoint, head: torch.Tensor, dtype: torch.dtype) -> cpu.DecoderWeights:
+    """Layer after layer into stacked arrays, so that only one layer is ever held twice."""
+    num_layers = checkpoint.config.num_layers
+    first = _pack_layer(load_layer(checkpoint, 0), dtype)
+    stacked = [np.empty((num_layers, *part.shape), part.dtype) for part in first]
+    for index in range(num_layers):
+        layer = first if index == 0 else _pack_layer(load_layer(checkpoint, index), dtype)
+        for target, part in zip(stacked, layer, strict=True):
+            target[index] = part
+    final_norm = checkpoint.tensor("model.norm.weight", (checkpoint.config.hidden_size,)).numpy()
+    return cpu.DecoderWeights._make([*stacked, final_norm, cpu.pack_weight(_as_numpy(head, dtype))])
+
+
+def _pack_layer(layer: LayerWeights, dtype: torch.dtype) -> tuple[npt.NDArray[np.generic], ...]:
+    """In the order of DecoderWeights' layer fields."""
+
+    def optional(part: torch.Tensor | None) -> npt.NDArray[np.float32]:
+        return (NOTHING if part is None else part).numpy()
+
+    def packed(weight: torch.Tensor) -> cpu.PackedWeight:
+        return cpu.pack_weight(_as_numpy(weight, dtype))
+
+    return (
+        layer.input_norm.numpy(),
+        packed(layer.qkv),
+        optional(layer.qkv_bias),
+        optional(layer.q_norm),
+        optional(layer.k_norm),
+        packed(layer.output),
+        layer.post_norm.numpy(),
+        packed(layer.gate_up),
+        packed(layer.down),
+    )
+
+
+def _as_numpy(weight: torch.Tensor, dtype: torch.dtype) -> npt.NDArray[np.generic]:
+    """float32, or the bits of bfloat16 as uint16."""
+    if dtype == torch.float32:
+        return weight.numpy()
+    return weight.to(torch.bfloat16).view(torch.uint16).numpy()
