@@ -12,7 +12,8 @@ from memory_manager.answers import (
     RoomResult,
     UpdateAnswer,
 )
-from memory_manager.config import MemoryConfig, TenantLimits
+from memory_manager.config import JournalConfig, MemoryConfig, TenantLimits
+from memory_manager.core.ghosts import EvictionCause, MissReason
 from memory_manager.errors import (
     ExhaustedError,
     InvalidRequestError,
@@ -21,16 +22,25 @@ from memory_manager.errors import (
     OutOfRangeError,
     PreconditionError,
 )
+from memory_manager.inspection import delta_between
+from memory_manager.journal.file import JournalCorruptError, JournalUnavailableError
+from memory_manager.journal.journal import repair_journal
 from memory_manager.manager import MemoryManager
 from memory_manager.requests import Acquire, Advance, Fork, Release, Room, Truncate, UpdateRequest
 from memory_manager.views import (
+    AllRemoved,
+    BlockDelta,
     BlockSnapshot,
     Cleared,
     EngineMatch,
     EngineStats,
+    Event,
+    Explanation,
     Pin,
     Registration,
+    Removed,
     Stats,
+    Stored,
     TenantStats,
 )
 
@@ -40,29 +50,42 @@ __all__ = [
     "AcquireStatus",
     "Advance",
     "AdvanceResult",
+    "AllRemoved",
+    "BlockDelta",
     "BlockSnapshot",
     "Cleared",
     "EngineMatch",
     "EngineStats",
+    "Event",
+    "EvictionCause",
     "ExhaustedError",
+    "Explanation",
     "Fork",
     "ForkResult",
     "InvalidRequestError",
+    "JournalConfig",
+    "JournalCorruptError",
+    "JournalUnavailableError",
     "MemoryConfig",
     "MemoryManager",
     "MemoryManagerError",
+    "MissReason",
     "NotFoundError",
     "OutOfRangeError",
     "Pin",
     "PreconditionError",
     "Registration",
     "Release",
+    "Removed",
     "Room",
     "RoomResult",
     "Stats",
+    "Stored",
     "TenantLimits",
     "TenantStats",
     "Truncate",
     "UpdateAnswer",
     "UpdateRequest",
+    "delta_between",
+    "repair_journal",
 ]

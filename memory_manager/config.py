@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -14,6 +16,22 @@ class TenantLimits:
 
 
 @dataclass(frozen=True)
+class JournalConfig:
+    """Everything is given to the operating system before it is answered: a killed process loses nothing.
+
+    `fsync` says when the disk must have it, for the case that the machine goes down.
+    """
+
+    directory: Path
+    fsync: Literal["always", "interval", "never"] = "interval"
+    fsync_interval_ms: int = 1_000
+    # The journal is rewritten as a snapshot when its tail is longer than this and than the snapshot.
+    compact_bytes: int = 64 << 20
+    # Several calls may share one write: then the owner calls `commit` before it answers them.
+    group_commit: bool = False
+
+
+@dataclass(frozen=True)
 class MemoryConfig:
     lease_ms: int = 10_000
     heartbeat_interval_ms: int = 2_000
@@ -21,3 +39,4 @@ class MemoryConfig:
     min_wait_blocks: int = 4
     tenants: Mapping[str, TenantLimits] = field(default_factory=dict)
     default_limits: TenantLimits = TenantLimits()
+    journal: JournalConfig | None = None

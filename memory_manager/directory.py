@@ -9,14 +9,16 @@ K = TypeVar("K", bound=Hashable)
 class Directory(Generic[K]):
     def __init__(self, num_rows: int) -> None:
         self.rows: dict[K, int] = {}
-        self._spare = list(range(num_rows - 1, -1, -1))
-        self._num_rows = num_rows
+        self.spare = list(range(num_rows - 1, -1, -1))  # a stack
+
+    def restore(self, rows: dict[K, int], spare: list[int]) -> None:
+        self.rows, self.spare = rows, spare
 
     def add(self, name: K) -> int | None:
         """A row for a new name, or None when all are taken."""
-        if not self._spare:
+        if not self.spare:
             return None
-        row = self._spare.pop()
+        row = self.spare.pop()
         self.rows[name] = row
         return row
 
@@ -25,9 +27,9 @@ class Directory(Generic[K]):
         for name, row in list(self.rows.items()):
             if is_idle(row):
                 del self.rows[name]
-                self._spare.append(row)
-        return 2 * len(self._spare) >= self._num_rows
+                self.spare.append(row)
+        return len(self.spare) >= len(self.rows)
 
     def extend(self, num_rows: int) -> None:
-        self._spare.extend(range(num_rows - 1, self._num_rows - 1, -1))
-        self._num_rows = num_rows
+        """The table has `num_rows` rows now."""
+        self.spare.extend(range(num_rows - 1, len(self.rows) + len(self.spare) - 1, -1))

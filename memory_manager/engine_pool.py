@@ -1,8 +1,9 @@
 """One engine's pool: executes its updates. Names become rows here; the core knows numbers only."""
 
-import secrets
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from memory_manager.answers import (
     RoomResult,
     UpdateAnswer,
 )
+from memory_manager.codec import encode_request
 from memory_manager.columns import NO_INT64S, Int32s, Int64s
 from memory_manager.config import MemoryConfig
 from memory_manager.core import acquire as core_acquire
@@ -27,7 +29,7 @@ from memory_manager.core.waiting import take_woken
 from memory_manager.errors import InvalidRequestError, PreconditionError
 from memory_manager.explanations import Explanations
 from memory_manager.pins import Pins
-from memory_manager.requests import Acquire, UpdateRequest, freeze_columns, same_body
+from memory_manager.requests import Acquire, UpdateRequest, freeze_columns
 from memory_manager.tables import Namespace, Tables
 from memory_manager.views import Cleared
 
@@ -47,66 +49,91 @@ def _rejection(problem: Problem, sequence_id: int) -> InvalidRequestError:
     return InvalidRequestError(problem.name, f"sequence {sequence_id}: {problem.name}")
 
 
+class LastCall(NamedTuple):
+    """The call an engine may repeat. The body's digest stands for the body."""
+
+    op_seq: int
+    body: UpdateRequest | bytes
+    answer: UpdateAnswer | None
+
+    @property
+    def digest(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else digest(self.body)
+
+
+def digest(request: UpdateRequest) -> bytes:
+    return hashlib.blake2b(encode_request(request), digest_size=16).digest()
+
+
 class EnginePool:
     def __init__(
-        self, engine_id: str, epoch: int, num_blocks: int, model_fingerprint: str, config: MemoryConfig
+        self,
+        engine_id: str,
+        epoch: int,
+        num_blocks: int,
+        model_fingerprint: str,
+        secret: bytes,
+        config: MemoryConfig,
     ) -> None:
+        """`secret` is 64 bytes that nobody else knows."""
         self.engine_id = engine_id
         self.epoch = epoch
         self.num_blocks = num_blocks
         self.model_fingerprint = model_fingerprint
         self.version = 0  # odd while the arrays are being changed
         self._min_wait_blocks = config.min_wait_blocks
-        secret = np.frombuffer(secrets.token_bytes(4 * BLOCK_SIZE), np.uint32).copy()
         self.tables = Tables(num_blocks, secret, config)
         self.pins = Pins(self.tables)
         self.explanations = Explanations(self.tables)
         self._replaced = _replaced_columns(256)
-        self._last_op_seq = 0
-        self._last_request: UpdateRequest | None = None
-        self._last_answer: UpdateAnswer | None = None
+        self.last_call = LastCall(0, b"", None)
 
     @contextmanager
-    def changing(self, now: float) -> Iterator[None]:
-        """Around every change; `now` is in seconds."""
-        self._begin_change(now)
+    def changing(self, now_us: int) -> Iterator[None]:
+        """Around every change."""
+        self._begin_change(now_us)
         try:
             yield
         finally:
             self.version += 1
 
-    def _begin_change(self, now: float) -> None:
+    def _begin_change(self, now_us: int) -> None:
         self.version += 1
-        self.tables.headline[_NOW] = int(now * 1e6)
+        self.tables.headline[_NOW] = now_us
+
+    def configure(self, config: MemoryConfig) -> None:
+        self._min_wait_blocks = config.min_wait_blocks
+        self.tables.configure(config)
 
     @property
     def num_changes(self) -> int:
         """Entries in the log of changes."""
         return int(self.tables.headline[_NUM_CHANGES])
 
-    def update(self, request: UpdateRequest, now: float) -> UpdateAnswer:
+    def update(self, request: UpdateRequest, now_us: int) -> UpdateAnswer:
         """Executes a call, or repeats the answer to the last one."""
         freeze_columns(request)
-        if request.op_seq != self._last_op_seq + 1:
+        if request.op_seq != self.last_call.op_seq + 1:
             return self._repeat(request)
-        self._begin_change(now)
+        self._begin_change(now_us)
         try:
             answer = self._execute(request)
         finally:
             self.version += 1
-        self._last_op_seq, self._last_request, self._last_answer = request.op_seq, request, answer
+        self.last_call = LastCall(request.op_seq, request, answer)
         return answer
 
     def _repeat(self, request: UpdateRequest) -> UpdateAnswer:
-        if request.op_seq != self._last_op_seq or self._last_answer is None:
+        last = self.last_call
+        if request.op_seq != last.op_seq or last.answer is None:
             raise PreconditionError(
-                "OP_SEQ_GAP", f"op_seq is {request.op_seq}, the next one is {self._last_op_seq + 1}"
+                "OP_SEQ_GAP", f"op_seq is {request.op_seq}, the next one is {last.op_seq + 1}"
             )
-        if not same_body(request, self._last_request):
+        if digest(request) != last.digest:
             raise InvalidRequestError(
                 "BODY_MISMATCH", f"op_seq {request.op_seq} was sent before with another body"
             )
-        return self._last_answer
+        return last.answer
 
     def _begin(self, request: UpdateRequest) -> updates.Begun:
         """Checks the whole call and executes its advances, or raises InvalidRequestError."""

@@ -1,20 +1,27 @@
-"""The memory manager: every engine's pool, its epochs and leases. One thread owns it."""
+"""The memory manager: epochs, leases and times around the state; the journal and the events of its changes.
+
+One thread owns it.
+"""
 
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from memory_manager.answers import UpdateAnswer
+from memory_manager.codec import encode_update
 from memory_manager.columns import INT32, Int32s, freeze
 from memory_manager.config import MemoryConfig
 from memory_manager.core.layout import BLOCK_SIZE
 from memory_manager.engine_pool import EnginePool
-from memory_manager.errors import InvalidRequestError, NotFoundError, PreconditionError
+from memory_manager.errors import InvalidRequestError, NotFoundError
 from memory_manager.events import EventLog, drain_changes, whole_cache
 from memory_manager.inspection import engine_stats, inspect_blocks, state_bytes
 from memory_manager.integrity import check_pool
+from memory_manager.journal.journal import Journal
+from memory_manager.journal.records import Kind, config_to_facts, encode_facts
 from memory_manager.requests import UpdateRequest
+from memory_manager.state import State
 from memory_manager.views import (
     AllRemoved,
     BlockSnapshot,
@@ -28,34 +35,57 @@ from memory_manager.views import (
 )
 from memory_manager.warm_up import warm_up
 
-# Epochs are a 31-bit nonce and a counter, so a manager that lost its state cannot mistake an old engine
-# for one of its own.
 _COUNTER_BITS = 32
 MAX_POOL_BLOCKS = 1 << 26
-
-
-@dataclass
-class _Engine:
-    pool: EnginePool
-    lease_ends_at: float
 
 
 class MemoryManager:
     """Owns all mutable state. A call that raises has changed nothing."""
 
     def __init__(self, config: MemoryConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` answers seconds."""
+        """Comes up as its journal says, if there is one. `clock` answers seconds.
+
+        Raises JournalCorruptError, and MemoryManagerError / JOURNAL_LOCKED.
+        """
         self._config = config
         self._clock = clock
         self._started_at = clock()
-        self._last_epoch = (secrets.randbits(31) or 1) << _COUNTER_BITS
-        self._last_pin_id = 0
-        self._engines: dict[int, _Engine] = {}  # by epoch
         self._events = EventLog()
+        self._lease_ends_at: dict[int, float] = {}  # seconds, by epoch
+        self._journal = None if config.journal is None else Journal(config.journal, clock)
+        self._state = self._recovered() or State(config)
+        # A manager that lost (the end of) its journal must not mistake an old engine for one of its own, so
+        # an epoch is a 31-bit nonce, new at every start, and a counter.
+        self._state.last_epoch = (secrets.randbits(31) or 1) << _COUNTER_BITS
+        self._commit()
+
+    def _recovered(self) -> State | None:
+        state = self._journal.load(self._config, self._now_us()) if self._journal is not None else None
+        if state is not None:
+            for epoch in state.engines:
+                self._renew_lease(epoch)
+            facts = config_to_facts(self._config)
+            if facts != config_to_facts(state.config):
+                state.configure(self._config)
+                self._record(Kind.CONFIGURE, facts)
+        return state
 
     def warm_up(self) -> None:
         """Compiles the core, or loads it from numba's cache, so that no request pays for it."""
         warm_up(self._config)
+
+    def commit(self) -> None:
+        """With `group_commit`: writes what has been done since the last time. Answers must wait for it.
+
+        Raises JournalUnavailableError; what was done stands, and the next commit tries again.
+        """
+        if self._journal is not None:
+            self._journal.commit(self._state)
+
+    def close(self) -> None:
+        """Gives the journal back; without it nothing needs to be closed."""
+        if self._journal is not None:
+            self._journal.close()
 
     # Engines
 
@@ -72,31 +102,48 @@ class MemoryManager:
             raise InvalidRequestError(
                 "BAD_POOL_SIZE", f"num_blocks is {num_blocks}, the tenants' floors promise {num_promised}"
             )
-        for epoch, engine in list(self._engines.items()):
-            if engine.pool.engine_id == engine_id:
-                self._end_epoch(epoch)
-        self._last_epoch += 1
-        pool = EnginePool(engine_id, self._last_epoch, num_blocks, model_fingerprint, self._config)
+        for engine in list(self._state.engines.values()):
+            if engine.engine_id == engine_id:
+                self._end_epoch(engine.epoch)
+        epoch = self._state.last_epoch + 1
+        secret = secrets.token_bytes(64)
+        self._state.register(epoch, engine_id, num_blocks, model_fingerprint, secret)
         if self._events.is_recording:
-            pool.tables.log_changes()
-        self._engines[pool.epoch] = _Engine(pool, 0.0)
-        self.heartbeat(pool.epoch)
-        return Registration(pool.epoch, self._config.lease_ms, self._config.heartbeat_interval_ms)
+            self._state.engine(epoch).tables.log_changes()
+        self._record(
+            Kind.REGISTER,
+            {
+                "epoch": epoch,
+                "engine_id": engine_id,
+                "num_blocks": num_blocks,
+                "model_fingerprint": model_fingerprint,
+                "secret": secret.hex(),
+            },
+        )
+        self._renew_lease(epoch)
+        self._commit()
+        return Registration(epoch, self._config.lease_ms, self._config.heartbeat_interval_ms)
 
     def heartbeat(self, epoch: int) -> None:
         """Renews the lease. Raises PreconditionError / STALE_EPOCH."""
-        self._find(epoch).lease_ends_at = self._clock() + self._config.lease_ms / 1000
+        self._state.engine(epoch)
+        self._renew_lease(epoch)
 
     def update_sequences(self, request: UpdateRequest) -> UpdateAnswer:
         """Executes an engine's call, or repeats the answer to its last one; renews the lease.
 
         Raises PreconditionError (STALE_EPOCH, OP_SEQ_GAP) and InvalidRequestError.
         """
-        engine = self._find(request.epoch)
-        now = self._clock()
-        answer = engine.pool.update(request, now)
-        engine.lease_ends_at = now + self._config.lease_ms / 1000
-        self._record_events(engine.pool)
+        engine = self._state.engine(request.epoch)
+        now_us = self._now_us()
+        last_op_seq = engine.last_call.op_seq
+        answer = engine.update(request, now_us)
+        self._lease_ends_at[request.epoch] = now_us / 1e6 + self._config.lease_ms / 1e3
+        if self._journal is not None:
+            if request.op_seq != last_op_seq:
+                self._journal.append(Kind.UPDATE, encode_update(now_us, request, answer))
+            self._commit()
+        self._record_events(engine)
         return answer
 
     def reap_expired(self) -> list[int]:
@@ -106,9 +153,10 @@ class MemoryManager:
         """
         self._expire_pins()
         now = self._clock()
-        expired = [epoch for epoch, engine in self._engines.items() if engine.lease_ends_at <= now]
+        expired = [epoch for epoch, ends_at in self._lease_ends_at.items() if ends_at <= now]
         for epoch in expired:
             self._end_epoch(epoch)
+        self._commit()
         return expired
 
     # Prefixes
@@ -122,12 +170,11 @@ class MemoryManager:
         """
         freeze(tokens, INT32, "tokens")
         limit = (tokens.size - 1) // BLOCK_SIZE
-        matches = [
-            EngineMatch(pool.engine_id, BLOCK_SIZE * prefix.num_blocks)
-            for pool in self._pools()
-            if pool.model_fingerprint == model_fingerprint
-            for prefix in [pool.tables.find_prefix((salt, adapter), tokens, limit)]
-        ]
+        matches = []
+        for engine in self._state.engines.values():
+            if engine.model_fingerprint == model_fingerprint:
+                prefix = engine.tables.find_prefix((salt, adapter), tokens, limit)
+                matches.append(EngineMatch(engine.engine_id, prefix.num_blocks * BLOCK_SIZE))
         return sorted(matches, key=lambda match: -match.num_cached)
 
     def pin_prefix(
@@ -140,43 +187,54 @@ class MemoryManager:
         freeze(tokens, INT32, "tokens")
         if ttl_ms <= 0:
             raise InvalidRequestError("BAD_TTL", f"ttl_ms must be > 0, not {ttl_ms}")
-        pool = self._pool_of(engine_id)
+        epoch = self._engine(engine_id).epoch
         self._expire_pins()
-        now = self._clock()
-        with pool.changing(now):
-            pin = pool.pins.add(self._last_pin_id + 1, tenant, (salt, adapter), tokens, now + ttl_ms / 1000)
-        self._last_pin_id = pin.pin_id
+        now_us = self._now_us()
+        pin = self._state.pin(epoch, tenant, (salt, adapter), tokens, ttl_ms, now_us)
+        self._record(
+            Kind.PIN,
+            {
+                "epoch": epoch,
+                "tenant": tenant,
+                "namespace": (salt, adapter),
+                "tokens": tokens.tolist(),
+                "ttl_ms": ttl_ms,
+                "now_us": now_us,
+            },
+        )
+        self._commit()
         return pin
 
     def unpin_prefix(self, pin_id: int) -> None:
         """Ends a pin, if it has not ended."""
-        for pool in self._pools():
-            if pin_id in pool.pins:
-                with pool.changing(self._clock()):
-                    pool.pins.remove(pin_id)
+        self._unpin(pin_id)
+        self._commit()
 
     def clear_cache(self, engine_id: str = "", salt: str | None = None) -> Cleared:
         """Forgets cached prefixes, of all engines without a name, of one salt's namespaces with `salt`.
 
-        Blocks that running sequences hold are detached now and freed with their last holder.
+        Blocks that running sequences hold are detached now and freed with their last holder. Nothing of
+        what was forgotten stays in the journal.
         """
-        num_freed = num_detached = 0
-        for pool in [self._pool_of(engine_id)] if engine_id else self._pools():
-            with pool.changing(self._clock()):
-                cleared = pool.clear(lambda namespace: salt in (None, namespace[0]))
-            num_freed += cleared.num_freed
-            num_detached += cleared.num_detached
-            self._record_events(pool)
-        return Cleared(num_freed, num_detached)
+        engines = [self._engine(engine_id)] if engine_id else list(self._state.engines.values())
+        now_us = self._now_us()
+        cleared = []
+        for engine in engines:
+            cleared.append(self._state.clear(engine.epoch, salt, now_us))
+            self._record_events(engine)
+        if self._journal is not None:
+            self._journal.rewrite(self._state)
+        return Cleared(sum(c.num_freed for c in cleared), sum(c.num_detached for c in cleared))
 
     # Reading
 
     def stats(self) -> Stats:
-        pools = self._pools()
+        engines = self._state.engines.values()
         return Stats(
-            engines=tuple(map(engine_stats, pools)),
-            bytes_of_state=sum(map(state_bytes, pools)),
+            engines=tuple(map(engine_stats, engines)),
+            bytes_of_state=sum(map(state_bytes, engines)),
             uptime_s=self._clock() - self._started_at,
+            journal_bytes=None if self._journal is None else self._journal.num_bytes,
         )
 
     def inspect_blocks(self, engine_id: str = "") -> BlockSnapshot:
@@ -185,11 +243,11 @@ class MemoryManager:
         Any thread may call it. Raises NotFoundError / UNKNOWN_ENGINE, and ExhaustedError / BUSY when the
         owner's updates kept interfering.
         """
-        return inspect_blocks(self._pool_of(engine_id))
+        return inspect_blocks(self._engine(engine_id))
 
     def explain(self, engine_id: str, sequence_id: int, *, administrator: bool = False) -> Explanation:
         """Why a sequence hit or missed the cache. Raises NotFoundError (UNKNOWN_ENGINE, UNKNOWN_SEQUENCE)."""
-        return self._pool_of(engine_id).explanations.explain(sequence_id, administrator=administrator)
+        return self._engine(engine_id).explanations.explain(sequence_id, administrator=administrator)
 
     def events(self, after_seq: int) -> list[Event]:
         """What was stored and removed after an event; 0: a snapshot, all with the number to go on from.
@@ -198,48 +256,63 @@ class MemoryManager:
         """
         if not self._events.is_recording:
             self._events.is_recording = True
-            for pool in self._pools():
-                pool.tables.log_changes()
+            for engine in self._state.engines.values():
+                engine.tables.log_changes()
         if after_seq != 0:
             return self._events.after(after_seq)
         return [
-            Event(self._events.last_seq, pool.engine_id, change)
-            for pool in self._pools()
-            for change in whole_cache(pool.tables)
+            Event(self._events.last_seq, engine.engine_id, change)
+            for engine in self._state.engines.values()
+            for change in whole_cache(engine.tables)
         ]
 
     def check_integrity(self) -> list[str]:
         """Recomputes every invariant from scratch; answers what is violated."""
-        return [f"{pool.engine_id}: {violation}" for pool in self._pools() for violation in check_pool(pool)]
+        return [
+            f"{engine.engine_id}: {violation}"
+            for engine in self._state.engines.values()
+            for violation in check_pool(engine)
+        ]
 
-    def _pools(self) -> list[EnginePool]:
-        return [engine.pool for engine in self._engines.values()]
-
-    def _find(self, epoch: int) -> _Engine:
-        engine = self._engines.get(epoch)
-        if engine is None:
-            raise PreconditionError("STALE_EPOCH", f"epoch {epoch} is unknown or over; register anew")
-        return engine
-
-    def _pool_of(self, engine_id: str) -> EnginePool:
-        pools = self._pools()
-        for pool in pools:
-            if pool.engine_id == engine_id or (not engine_id and len(pools) == 1):
-                return pool
+    def _engine(self, engine_id: str) -> EnginePool:
+        engines = list(self._state.engines.values())
+        for engine in engines:
+            if engine.engine_id == engine_id or (not engine_id and len(engines) == 1):
+                return engine
         raise NotFoundError("UNKNOWN_ENGINE", f"no engine {engine_id!r} is registered")
 
+    def _now_us(self) -> int:
+        return int(self._clock() * 1e6)
+
+    def _renew_lease(self, epoch: int) -> None:
+        self._lease_ends_at[epoch] = self._clock() + self._config.lease_ms / 1e3
+
     def _end_epoch(self, epoch: int) -> None:
-        engine = self._engines.pop(epoch)
-        self._events.add(engine.pool.engine_id, AllRemoved())
+        self._events.add(self._state.engine(epoch).engine_id, AllRemoved())
+        self._state.end_epoch(epoch)
+        self._record(Kind.END_EPOCH, {"epoch": epoch})
+        del self._lease_ends_at[epoch]
 
     def _expire_pins(self) -> None:
-        now = self._clock()
-        for pool in self._pools():
-            for pin_id in pool.pins.expired(now):
-                with pool.changing(now):
-                    pool.pins.remove(pin_id)
+        now_us = self._now_us()
+        for engine in self._state.engines.values():
+            for pin_id in engine.pins.expired(now_us):
+                self._unpin(pin_id)
 
-    def _record_events(self, pool: EnginePool) -> None:
-        if pool.num_changes:
-            for change in drain_changes(pool.tables):
-                self._events.add(pool.engine_id, change)
+    def _unpin(self, pin_id: int) -> None:
+        now_us = self._now_us()
+        if self._state.unpin(pin_id, now_us):
+            self._record(Kind.UNPIN, {"pin_id": pin_id, "now_us": now_us})
+
+    def _record_events(self, engine: EnginePool) -> None:
+        if engine.num_changes:
+            for change in drain_changes(engine.tables):
+                self._events.add(engine.engine_id, change)
+
+    def _record(self, kind: Kind, facts: dict[str, Any]) -> None:
+        if self._journal is not None:
+            self._journal.append(kind, encode_facts(facts))
+
+    def _commit(self) -> None:
+        if self._config.journal is not None and not self._config.journal.group_commit:
+            self.commit()

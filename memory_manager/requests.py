@@ -103,12 +103,3 @@ def _freeze_pair(name: str, left: Int64s, right: np.ndarray[Any, Any], dtype: np
 
 def _differ(name: str) -> InvalidRequestError:
     return InvalidRequestError("BAD_ARRAY_LENGTH", f"the columns of {name} differ in length")
-
-
-def same_body(left: Any, right: Any) -> bool:
-    """Whether two requests (or parts of them) are equal, arrays compared by content."""
-    if isinstance(left, np.ndarray):
-        return np.array_equal(left, right)
-    if isinstance(left, tuple):
-        return len(left) == len(right) and all(map(same_body, left, right))
-    return bool(left == right)

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from memory_manager.columns import Int32s
 from memory_manager.config import MemoryConfig, TenantLimits
@@ -18,9 +17,9 @@ Namespace = tuple[str, str]  # (salt, adapter); the model fingerprint is the eng
 
 
 class Tables:
-    def __init__(self, num_blocks: int, secret: npt.NDArray[np.uint32], config: MemoryConfig) -> None:
+    def __init__(self, num_blocks: int, secret: bytes, config: MemoryConfig) -> None:
         self._config = config
-        self.adopt(new_pool(num_blocks, secret))
+        self.adopt(new_pool(num_blocks, np.frombuffer(secret, np.uint32).copy()))
         self.tenants: Directory[str] = Directory(self.pool.tenants.size)
         self.namespaces: Directory[Namespace] = Directory(self.pool.roots.size)
 
@@ -50,16 +49,26 @@ class Tables:
         if row is not None:
             return row
         row = self._new_row(self.tenants, tenant, "tenants", self._tenant_is_idle)
+        entry = self.pool.tenants[row]
+        entry["num_evictions"] = 0
+        entry["oldest"] = entry["newest"] = NONE
+        self.pool.ghosts["tenant"][self.pool.ghosts["tenant"] == row] = NONE
+        self._set_limits(tenant, row)
+        return row
+
+    def configure(self, config: MemoryConfig) -> None:
+        """From now on, these are the tenants' limits."""
+        self._config = config
+        for tenant, row in self.tenants.rows.items():
+            self._set_limits(tenant, row)
+
+    def _set_limits(self, tenant: str, row: int) -> None:
         num_blocks = self.pool.state.size
         limits = self.limits(tenant)
         entry = self.pool.tenants[row]
-        entry["num_evictions"] = 0
         entry["quota"] = num_blocks if limits.quota is None else min(limits.quota, num_blocks)
         entry["floor"] = limits.floor
         entry["pin_cap"] = num_blocks // 4 if limits.pin_cap is None else limits.pin_cap
-        entry["oldest"] = entry["newest"] = NONE
-        self.pool.ghosts["tenant"][self.pool.ghosts["tenant"] == row] = NONE
-        return row
 
     def tenant_of_row(self, row: int) -> str | None:
         return next((name for name, at in self.tenants.rows.items() if at == row), None)

@@ -10,14 +10,14 @@ from memory_manager.requests import Acquire, Advance, Fork, Release, Room, Trunc
 
 
 def warm_up(config: MemoryConfig) -> None:
-    engine = EnginePool("warm-up", 1, 64, "", config)
+    engine = EnginePool("warm-up", 1, 64, "", bytes(64), config)
     tokens = np.arange(40 * 16, dtype=np.int32)
     one = np.array([1])
     engine.update(
         UpdateRequest(
             1, 1, acquires=(Acquire(1, tokens[:400].copy()), Acquire(2, tokens.copy()), Acquire(3, tokens))
         ),
-        now=0.0,
+        now_us=0,
     )
     engine.update(
         UpdateRequest(
@@ -29,9 +29,9 @@ def warm_up(config: MemoryConfig) -> None:
             fork=Fork(one, np.array([4])),
             room=Room(one, _int32s(20)),
         ),
-        now=0.0,
+        now_us=0,
     )
-    engine.pins.add(1, "", ("", ""), tokens[:64].copy(), 0.0)
+    engine.pins.add(1, "", ("", ""), tokens[:64].copy(), 0, 0)
     engine.pins.remove(1)
     engine.clear(lambda namespace: True)
     inspect_blocks(engine)

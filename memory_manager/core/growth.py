@@ -14,7 +14,7 @@ def grow_sequences(pool: Pool) -> Pool:
     """Twice as many sequence rows."""
     size = pool.sequences.size
     num_spare = size - int(pool.counters["num_sequences"][0])
-    spare_rows = np.empty(2 * size, np.int32)
+    spare_rows = np.zeros(2 * size, np.int32)
     spare_rows[:size] = np.arange(2 * size - 1, size - 1, -1)
     spare_rows[size : size + num_spare] = pool.spare_rows[:num_spare]
     grown = pool._replace(

@@ -12,7 +12,7 @@ from memory_manager.core.handle import PoolHandle
 from memory_manager.core.hashing import chain_paths
 from memory_manager.core.holds import drop_hold, hold
 from memory_manager.core.jit import inner, kernel
-from memory_manager.core.layout import DETACHED, NONE, READY, Array, Pool
+from memory_manager.core.layout import BLOCK_SIZE, DETACHED, FENCED, FREE, NONE, READY, Array, Pool
 from memory_manager.core.order import is_linked, unlink
 from memory_manager.core.trie import count_ready, match, retract
 
@@ -76,6 +76,7 @@ def purge(handle: PoolHandle, in_scope: Array) -> Purge:
     for block in range(pool.nodes.size):
         if roots[block] != NONE and in_scope[roots[block]] and pool.state[block] == READY:
             _forget(pool, block)
+    _wipe_unused_tokens(pool)
     return Purge(num_freed, num_detached)
 
 
@@ -92,6 +93,20 @@ def _root_of(pool: Pool, block: int, roots: Array) -> int:
         roots[node] = root
         node = pool.nodes[node].parent
     return root
+
+
+@inner
+def _wipe_unused_tokens(pool: Pool) -> None:
+    for block in range(pool.nodes.size):
+        if pool.state[block] == FREE or pool.state[block] == FENCED:
+            pool.tokens[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 0
+    for row in range(pool.sequences.size):
+        sequence = pool.sequences[row]
+        if sequence.sequence_id != 0:
+            block, offset = sequence.cursor, sequence.num_tokens % BLOCK_SIZE
+            while block != NONE:
+                pool.tokens[block * BLOCK_SIZE + offset : (block + 1) * BLOCK_SIZE] = 0
+                block, offset = pool.next[block], 0
 
 
 @inner

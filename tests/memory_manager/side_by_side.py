@@ -103,9 +103,15 @@ def to_answer(answer: UpdateAnswer) -> Answer:
 class SideBySide:
     """One engine of a manager and its model. Every method raises AssertionError on a difference."""
 
-    def __init__(self, num_blocks: int, tenants: dict[str, TenantLimits], min_wait_blocks: int = 2) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        tenants: dict[str, TenantLimits],
+        min_wait_blocks: int = 2,
+        manager: MemoryManager | None = None,
+    ) -> None:
         self.now = 0.0
-        self.manager = MemoryManager(
+        self.manager = manager or MemoryManager(
             MemoryConfig(tenants=tenants, min_wait_blocks=min_wait_blocks, lease_ms=10**9), lambda: self.now
         )
         registration = self.manager.register_engine(ENGINE, num_blocks, 16, FINGERPRINT)

@@ -221,5 +221,5 @@ def test_a_rejected_call_changes_nothing() -> None:
 
 
 def _pool(manager: MemoryManager):  # type: ignore[no-untyped-def]
-    (engine,) = manager._engines.values()
-    return engine.pool.tables.pool
+    (engine,) = manager._state.engines.values()
+    return engine.tables.pool

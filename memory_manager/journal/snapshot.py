@@ -1,0 +1,106 @@
+"""The whole state in one record: its facts as JSON, then the arrays of every pool as they are."""
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+
+from memory_manager.codec import Reader, decode_answer, encode_answer
+from memory_manager.config import MemoryConfig
+from memory_manager.core.layout import Array, Pool, aligned_zeros, new_pool
+from memory_manager.core.prefixes import Prefix
+from memory_manager.directory import Directory
+from memory_manager.engine_pool import EnginePool, LastCall
+from memory_manager.journal.records import config_from_facts, config_to_facts, encode_facts
+from memory_manager.pins import PinEntry
+from memory_manager.state import State
+
+_HEAD = struct.Struct("<q")  # bytes of the facts
+
+
+def encode_state(state: State) -> bytes:
+    facts = {
+        "config": config_to_facts(state.config),
+        "last_epoch": state.last_epoch,
+        "last_pin_id": state.last_pin_id,
+        "engines": [_engine_facts(engine) for engine in state.engines.values()],
+    }
+    encoded = encode_facts(facts)
+    parts = [_HEAD.pack(len(encoded)), encoded, _padding(len(encoded))]
+    for engine in state.engines.values():
+        for array in engine.tables.pool:
+            parts += [array.tobytes(), _padding(array.nbytes)]
+    return b"".join(parts)
+
+
+def _padding(num_bytes: int) -> bytes:
+    return bytes(-num_bytes % 8)
+
+
+def _engine_facts(engine: EnginePool) -> dict[str, Any]:
+    last = engine.last_call
+    return {
+        "engine_id": engine.engine_id,
+        "epoch": engine.epoch,
+        "num_blocks": engine.num_blocks,
+        "model_fingerprint": engine.model_fingerprint,
+        "secret": engine.tables.pool.secret.tobytes().hex(),
+        "sizes": [array.size for array in engine.tables.pool],
+        "tenants": _directory_facts(engine.tables.tenants),
+        "namespaces": _directory_facts(engine.tables.namespaces),
+        "pins": [[pin_id, *entry[:-1]] for pin_id, entry in engine.pins.entries.items()],
+        "last_op_seq": last.op_seq,
+        "last_digest": last.digest.hex(),
+        "last_answer": encode_answer(last.answer).hex() if last.answer is not None else None,
+    }
+
+
+def _directory_facts(directory: Directory[Any]) -> dict[str, Any]:
+    return {"rows": list(directory.rows.items()), "spare": directory.spare}
+
+
+def decode_state(payload: memoryview, config: MemoryConfig, now_us: int) -> State:
+    """The state as it was, with the recorded settings; times to live start again at `now_us`."""
+    (num_bytes,) = _HEAD.unpack_from(payload)
+    facts = json.loads(bytes(payload[_HEAD.size : _HEAD.size + num_bytes]))
+    state = State(config_from_facts(facts["config"], config))
+    state.last_epoch, state.last_pin_id = facts["last_epoch"], facts["last_pin_id"]
+    offset = _HEAD.size + num_bytes
+    offset += -offset % 8
+    for engine_facts in facts["engines"]:
+        arrays: list[Array] = []
+        for template, size in zip(new_pool(1, np.zeros(16, np.uint32)), engine_facts["sizes"], strict=True):
+            array = aligned_zeros(size, template.dtype)
+            array[:] = np.frombuffer(payload, template.dtype, size, offset)
+            arrays.append(array)
+            offset += array.nbytes + -array.nbytes % 8
+        engine = _engine_from(engine_facts, Pool(*arrays), state.config, now_us)
+        state.engines[engine.epoch] = engine
+    return state
+
+
+def _engine_from(facts: dict[str, Any], pool: Pool, config: MemoryConfig, now_us: int) -> EnginePool:
+    engine = EnginePool(
+        facts["engine_id"],
+        facts["epoch"],
+        facts["num_blocks"],
+        facts["model_fingerprint"],
+        bytes.fromhex(facts["secret"]),
+        config,
+    )
+    engine.tables.adopt(pool)
+    engine.tables.tenants.restore(dict(facts["tenants"]["rows"]), facts["tenants"]["spare"])
+    namespaces = {(salt, adapter): row for (salt, adapter), row in facts["namespaces"]["rows"]}
+    engine.tables.namespaces.restore(namespaces, facts["namespaces"]["spare"])
+    for pin_id, tenant_row, namespace, prefix, ttl_ms in facts["pins"]:
+        engine.pins.entries[pin_id] = PinEntry(
+            tenant_row, tuple(namespace), Prefix(*prefix), ttl_ms, now_us + 1000 * ttl_ms
+        )
+    answer = facts["last_answer"]
+    engine.last_call = LastCall(
+        facts["last_op_seq"],
+        bytes.fromhex(facts["last_digest"]),
+        decode_answer(Reader(memoryview(bytes.fromhex(answer)))) if answer is not None else None,
+    )
+    return engine

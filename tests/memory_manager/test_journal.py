@@ -1,0 +1,278 @@
+"""The journal: a manager that was killed comes back exactly as it was, or says where it cannot."""
+
+import random
+import shutil
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memory_manager import (
+    Acquire,
+    AcquireStatus,
+    JournalConfig,
+    JournalCorruptError,
+    JournalUnavailableError,
+    MemoryConfig,
+    MemoryManager,
+    MemoryManagerError,
+    PreconditionError,
+    Release,
+    TenantLimits,
+    UpdateRequest,
+    repair_journal,
+)
+from memory_manager.codec import encode_answer
+from memory_manager.core.layout import Array
+from memory_manager.journal.file import read_records
+from tests.memory_manager.engine_side import Clock, EngineSide, int32s, int64s
+from tests.memory_manager.random_calls import MIXES, RandomCalls
+from tests.memory_manager.side_by_side import SideBySide, to_answer, to_request
+
+TENANTS = {"a": TenantLimits(quota=20), "b": TenantLimits(floor=6)}
+
+
+def open_at(directory: Path, **options: object) -> MemoryManager:
+    journal = JournalConfig(directory, **options)  # type: ignore[arg-type]
+    return MemoryManager(MemoryConfig(tenants=TENANTS, min_wait_blocks=2, journal=journal), Clock())
+
+
+def killed_copy(directory: Path, into: Path) -> Path:
+    """What a killed manager leaves behind."""
+    shutil.copytree(directory, into)
+    return into
+
+
+def newest(directory: Path) -> Path:
+    return max(directory.glob("journal-*.log"))
+
+
+def assert_same_state(left: MemoryManager, right: MemoryManager) -> None:
+    assert left.check_integrity() == right.check_integrity() == []
+    assert left._state.engines.keys() == right._state.engines.keys()
+    for epoch, engine in left._state.engines.items():
+        twin = right._state.engines[epoch]
+        for name, array in engine.tables.pool._asdict().items():
+            other = getattr(twin.tables.pool, name)
+            assert np.array_equal(without_scratch(array), without_scratch(other)), name
+        assert engine.tables.tenants.rows == twin.tables.tenants.rows
+        assert engine.tables.namespaces.rows == twin.tables.namespaces.rows
+        assert engine.last_call.digest == twin.last_call.digest
+        assert [entry[:-1] for entry in engine.pins.entries.values()] == [
+            entry[:-1] for entry in twin.pins.entries.values()
+        ]
+
+
+def without_scratch(array: Array) -> Array:
+    """What only a call in progress uses; rejected calls, which are not recorded, touch it too."""
+    array = array.copy()
+    for field in ("mark", "checked_tokens", "calls", "now_us"):
+        if field in (array.dtype.names or ()):
+            array[field] = 0
+    return array
+
+
+def random_life(directory: Path, seed: int, num_operations: int = 400) -> SideBySide:
+    """A manager that has been used, and its model."""
+    both = SideBySide(64, TENANTS, manager=open_at(directory))
+    calls = RandomCalls(both, seed, ["a", "b", "c"], [("", ""), ("salt", "")])
+    rng = random.Random(seed)
+    done = 0
+    while done < num_operations:
+        done += calls.run(rng.choice(MIXES), 50)
+    return both
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_killed_manager_comes_back_as_it_was(tmp_path: Path, seed: int) -> None:
+    both = random_life(tmp_path / "journal", seed)
+    again = open_at(killed_copy(tmp_path / "journal", tmp_path / "copy"))
+    assert_same_state(both.manager, again)
+    first = both.manager
+    calls = RandomCalls(both, seed + 100, ["a", "b", "c"], [("", ""), ("salt", "")])
+    calls.last_id = 10**6
+    for _ in range(30):
+        call = calls.next_call(MIXES[0])
+        answer = both.update(call)
+        if answer is not None:
+            assert to_answer(again.update_sequences(to_request(call, both.epoch, both.op_seq))) == answer
+    assert first.check_integrity() == again.check_integrity() == []
+
+
+def test_the_last_call_is_answered_again_after_a_restart(tmp_path: Path) -> None:
+    engine = EngineSide(manager=open_at(tmp_path / "journal"))
+    engine.acquire(1, range(100), tenant="c")
+    request = UpdateRequest(engine.epoch, 2, acquires=(Acquire(2, int32s(range(50)), "c"),))
+    answer = engine.manager.update_sequences(request)
+    for name in ("tail", "snapshot"):
+        again = open_at(killed_copy(tmp_path / "journal", tmp_path / name))
+        assert encode_answer(again.update_sequences(request)) == encode_answer(answer)
+        with pytest.raises(MemoryManagerError, match="another body"):
+            again.update_sequences(request._replace(launched_step=1))
+        with pytest.raises(PreconditionError, match="next one is 3"):
+            again.update_sequences(request._replace(op_seq=4))
+        assert again.update_sequences(UpdateRequest(engine.epoch, 3, release=Release(int64s([2])))).num_free
+        engine.manager.clear_cache(salt="nobody's")  # writes a snapshot
+
+
+def test_new_epochs_are_never_old_ones(tmp_path: Path) -> None:
+    manager = open_at(tmp_path / "journal")
+    first = manager.register_engine("e", 8, 16, "m").epoch
+    lost = manager.register_engine("f", 8, 16, "m").epoch
+    manager.close()
+    records = list(read_records(newest(tmp_path / "journal")))
+    with newest(tmp_path / "journal").open("r+b") as file:
+        file.truncate(records[-2].end)
+    again = open_at(tmp_path / "journal")
+    assert again.register_engine("g", 8, 16, "m").epoch not in (first, lost)
+    again.heartbeat(first)
+    with pytest.raises(PreconditionError):
+        again.heartbeat(lost)
+
+
+def test_a_journal_cut_at_every_byte_of_its_last_records_is_one_of_its_past_states(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(num_blocks=8, manager=open_at(directory))
+    states = []
+    steps = [
+        lambda: engine.acquire(1, range(40), tenant="c"),
+        lambda: engine.write(1, 40),
+        lambda: engine.manager.pin_prefix("engine", "c", "", "", int32s(range(40)), 1000),
+        lambda: engine.release(1),
+        lambda: engine.manager.unpin_prefix(1),
+    ]
+    for step in steps:
+        states.append((newest(directory).stat().st_size, engine.manager.inspect_blocks().states.tolist()))
+        step()
+    data = newest(directory).read_bytes()
+    states.append((len(data), engine.manager.inspect_blocks().states.tolist()))
+    cut = tmp_path / "cut"
+    for length in range(states[0][0], len(data) + 1):
+        shutil.rmtree(cut, ignore_errors=True)
+        cut.mkdir()
+        (cut / newest(directory).name).write_bytes(data[:length])
+        manager = open_at(cut)
+        expected = [blocks for size, blocks in states if size <= length][-1]
+        assert manager.inspect_blocks().states.tolist() == expected
+        assert newest(cut).stat().st_size == max(size for size, _ in states if size <= length)
+        manager.close()
+
+
+@pytest.mark.parametrize("place", ["head", "payload"])
+def test_a_corrupt_middle_is_refused_and_can_be_repaired(tmp_path: Path, place: str) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(manager=open_at(directory))
+    for i in range(1, 6):
+        engine.acquire(i, range(100 * i, 100 * i + 50), tenant="c")
+    engine.manager.close()
+    records = list(read_records(newest(directory)))
+    offset = records[-4].end
+    data = bytearray(newest(directory).read_bytes())
+    data[offset + (8 if place == "head" else 60)] ^= 0x40
+    newest(directory).write_bytes(data)
+    with pytest.raises(JournalCorruptError) as refused:
+        open_at(directory)
+    assert refused.value.offset == offset
+    assert str(offset) in str(refused.value)
+    assert repair_journal(directory) == len(data) - offset
+    again = open_at(directory)
+    assert again.stats().engines[0].num_sequences == 2
+    assert again.check_integrity() == []
+    engine.manager = again
+    with pytest.raises(PreconditionError):
+        engine.acquire(6, range(10))
+
+
+def test_nothing_that_was_cleared_stays_on_disk(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(manager=open_at(directory))
+    secret = int32s(range(7000, 7064))
+    engine.finish(1, range(7000, 7064), tenant="c")
+    assert secret.tobytes() in newest(directory).read_bytes()
+    engine.manager.clear_cache()
+    files = [path.read_bytes() for path in directory.iterdir()]
+    assert not any(secret[i : i + 4].tobytes() in data for data in files for i in range(0, 64, 4))
+
+
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(manager=open_at(directory))
+    engine.manager.clear_cache()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
+
+
+def test_two_managers_cannot_share_it(tmp_path: Path) -> None:
+    first = open_at(tmp_path / "journal")
+    with pytest.raises(MemoryManagerError) as refused:
+        open_at(tmp_path / "journal")
+    assert refused.value.reason == "JOURNAL_LOCKED"
+    first.close()
+    open_at(tmp_path / "journal").close()
+
+
+def test_it_is_rewritten_when_it_has_grown(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(num_blocks=8, manager=open_at(directory, compact_bytes=4096))
+    for i in range(1, 400):
+        engine.finish(i, range(20), tenant="c")
+    assert newest(directory).name > "journal-00000002.log"
+    assert len(list(directory.glob("journal-*"))) == 1
+    assert newest(directory).stat().st_size < 100_000
+    assert_same_state(engine.manager, open_at(killed_copy(directory, tmp_path / "copy")))
+
+
+def test_settings_that_changed_hold_from_now_on(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(manager=open_at(directory))
+    engine.finish(1, range(64), tenant="a")
+    engine.manager.close()
+    config = MemoryConfig(tenants={"a": TenantLimits(quota=2)}, journal=JournalConfig(directory))
+    engine.manager = MemoryManager(config, Clock())
+    result = engine.acquire(2, range(100, 200), tenant="a")
+    assert (result.status, result.num_limit) == (AcquireStatus.NEVER, 2)
+    copy = JournalConfig(killed_copy(directory, tmp_path / "copy"))
+    assert_same_state(engine.manager, MemoryManager(replace(config, journal=copy), Clock()))
+
+
+def test_without_a_journal_nothing_survives() -> None:
+    manager = MemoryManager(MemoryConfig(), Clock())
+    epoch = manager.register_engine("e", 8, 16, "m").epoch
+    with pytest.raises(PreconditionError):
+        MemoryManager(MemoryConfig(), Clock()).heartbeat(epoch)
+
+
+def test_a_full_disk_keeps_the_answer_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(num_blocks=8, manager=open_at(directory))
+
+    def full(descriptor: int, data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("memory_manager.journal.file.os.write", full)
+        with pytest.raises(JournalUnavailableError):
+            engine.acquire(1, range(40), tenant="c")
+    assert engine.acquire(1, range(40), tenant="c").status is AcquireStatus.GRANTED
+    assert_same_state(engine.manager, open_at(killed_copy(directory, tmp_path / "copy")))
+
+
+def test_with_group_commit_nothing_is_written_before_commit(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    manager = open_at(directory, group_commit=True)
+    manager.commit()
+    size = newest(directory).stat().st_size
+    engine = EngineSide(num_blocks=8, manager=manager)
+    engine.acquire(1, range(40), tenant="c")
+    assert newest(directory).stat().st_size == size
+    manager.commit()
+    assert_same_state(manager, open_at(killed_copy(directory, tmp_path / "copy")))
+
+
+@pytest.mark.parametrize("fsync", ["always", "interval", "never"])
+def test_every_fsync_policy_writes_the_same(tmp_path: Path, fsync: str) -> None:
+    engine = EngineSide(num_blocks=8, manager=open_at(tmp_path / "journal", fsync=fsync))
+    engine.finish(1, range(40), tenant="c")
+    assert_same_state(engine.manager, open_at(killed_copy(tmp_path / "journal", tmp_path / "copy")))
