@@ -9,10 +9,10 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 INTERVAL_S = 0.5
-DEADLINE_S = 1.5
+DEADLINE_S = 1.0
 # One late answer on a busy machine means nothing; so many make a peer not ready, and then dead though its
 # connection stands.
-SILENT_AFTER, LOST_AFTER = 2, 5
+SILENT_AFTER, LOST_AFTER = 2, 6
 
 
 class HealthProbe:

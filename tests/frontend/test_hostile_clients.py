@@ -83,7 +83,6 @@ async def test_a_head_without_end(
     assert answer.startswith(b"HTTP/1.1 400") or answer == b""
     ok = await exchange(frontend, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
     assert b"HTTP/1.1 200" in ok
-    assert (await http.post("/tokenize", json={"prompt": "x" * 100_000})).status_code == 200
 
 
 @MODULE_LOOP
