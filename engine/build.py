@@ -16,6 +16,9 @@ from engine.model.config import ModelConfig
 from engine.model.cpu_decoder import CpuDecoder
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
+from engine.speculation.planner import SpeculationPlanner
+from engine.speculation.prompt_lookup import PromptLookup
+from engine.speculation.shared_index import SharedIndex
 from engine.warm_up import warm_up
 from engine.weights.load import open_checkpoint
 
@@ -35,6 +38,7 @@ class EngineOptions:
     max_num_batched_tokens: int
     max_waiting: int
     num_threads: int  # 0: one per core
+    speculation: bool
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,10 @@ class LoadedModel:
     info: ModelInfo
     model: CpuDecoder
     kv: KVPool
+    planner: SpeculationPlanner | None
 
     def engine(self, memory: MemoryClient) -> Engine:
-        return Engine(self.model, self.kv, memory, self.info.limits, self.info.fingerprint)
+        return Engine(self.model, self.kv, memory, self.info.limits, self.info.fingerprint, self.planner)
 
 
 def load_model(options: EngineOptions) -> LoadedModel:
@@ -85,7 +90,8 @@ def load_model(options: EngineOptions) -> LoadedModel:
     )
     model = CpuDecoder(checkpoint, dtype, limits.max_model_len)
     kv = kv_pool.allocate(config.num_layers, num_blocks, config.num_kv_heads, config.head_dim, dtype)
-    warm_up(ModelRunner(model, kv), limits, config.vocab_size)
+    cost = warm_up(ModelRunner(model, kv), num_blocks, config.vocab_size)
+    planner = SpeculationPlanner([SharedIndex(), PromptLookup()], cost) if options.speculation else None
     info = ModelInfo(
         name=options.served_name or config.name,
         path=checkpoint.path,
@@ -96,7 +102,7 @@ def load_model(options: EngineOptions) -> LoadedModel:
         vocab_size=config.vocab_size,
         limits=limits,
     )
-    return LoadedModel(info, model, kv)
+    return LoadedModel(info, model, kv, planner)
 
 
 def _device(wanted: str) -> str:

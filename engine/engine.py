@@ -12,6 +12,9 @@ from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import Request
 from engine.speculation.planner import SpeculationPlanner
 
+# Draft tokens asked of the memory manager at a time: enough for the steps until the next answer.
+NUM_OFFERED_DRAFTS = 64
+
 
 @dataclass(frozen=True)
 class Load:
@@ -36,7 +39,8 @@ class Engine:
         """Without a planner nothing is drafted."""
         self.metrics = EngineMetrics()
         self._limits = limits
-        self._ledger = Ledger(memory, kv.copy_blocks)
+        num_drafts = 0 if planner is None else NUM_OFFERED_DRAFTS
+        self._ledger = Ledger(memory, kv.copy_blocks, num_drafts)
         self._scheduler = Scheduler(self._ledger, limits, model_fingerprint, self.metrics, planner)
         self._runner = ModelRunner(model, kv)
 

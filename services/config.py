@@ -68,6 +68,7 @@ class EngineConfig(CommonConfig):
     max_num_seqs: int = option(64, "sequences that run at once", minimum=1, maximum=4096)
     max_num_batched_tokens: int = option(512, "tokens computed in one step", minimum=16, maximum=65536)
     max_waiting: int = option(2048, "requests that may wait; one more is refused", minimum=1)
+    speculation: str = option("on", "draft tokens and verify them", choices=("on", "off"))
     num_threads: int = option(0, "compute threads; 0: one per core", minimum=0)
 
 

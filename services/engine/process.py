@@ -33,6 +33,7 @@ def engine_options(config: EngineConfig) -> EngineOptions:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_waiting=config.max_waiting,
         num_threads=config.num_threads,
+        speculation=config.speculation == "on",
     )
 
 
