@@ -24,7 +24,7 @@ from engine.kernels.jit import device, inlined, parallel_kernel, run_team
 from engine.kernels.rows import rows_per_task
 from engine.kernels.simd import Cache, Float32, Int32, exp2, float_bits
 from engine.kernels.team import claim, claim_next, new_team, wait
-from engine.kernels.tile import PANEL, multiply_rows
+from engine.kernels.tile import MAX_TILE_ROWS, PANEL, multiply_rows
 
 NUM_ATTENTION_PHASES = 2
 _LOG2_E = np.float32(1.4426950408889634)
@@ -83,10 +83,12 @@ def _score_many(scratch, num_rows, k_cache, table, first_page, num_pages, head):
         at = (table[first_page + page] * num_kv_heads + head) * PAGE * dim
         target = page * PAGE // PANEL * dim * PANEL + page * PAGE % PANEL
         transpose_page(k_cache, at, dim, keys, target, PANEL)
-    for panel in range(-(-num_pages * PAGE // PANEL)):
-        w_panel = (panel * dim * PANEL, PANEL, dim * PANEL)
-        target = (panel * PANEL, _KEY_BLOCK)
-        multiply_rows(queries, (0, dim), num_rows, keys, w_panel, dim, scores, target, 1, 0)
+    for row in range(0, num_rows, MAX_TILE_ROWS):
+        rows = min(MAX_TILE_ROWS, num_rows - row)
+        for panel in range(-(-num_pages * PAGE // PANEL)):
+            w_panel = (panel * dim * PANEL, PANEL, dim * PANEL)
+            target = (row * _KEY_BLOCK + panel * PANEL, _KEY_BLOCK)
+            multiply_rows(queries, (row * dim, dim), rows, keys, w_panel, dim, scores, target, 1, 0)
 
 
 @inlined
@@ -109,11 +111,12 @@ def _add_values_many(scratch, num_rows, v_cache, table, first_page, num_keys, he
     for key in range(0, num_keys, PAGE):
         at = (table[first_page + key // PAGE] * num_kv_heads + head) * PAGE * dim
         copy_scaled(v_cache, at, np.float32(1.0), values, key * dim, min(PAGE, num_keys - key) * dim)
-    for column in range(0, dim, PANEL):
-        target = (column, dim)
-        multiply_rows(
-            scores, (0, _KEY_BLOCK), num_rows, values, (column, dim, PANEL), num_keys, sums, target, 1, 1
-        )
+    for row in range(0, num_rows, MAX_TILE_ROWS):
+        rows = min(MAX_TILE_ROWS, num_rows - row)
+        weights = (row * _KEY_BLOCK, _KEY_BLOCK)
+        for column in range(0, dim, PANEL):
+            target = (row * dim + column, dim)
+            multiply_rows(scores, weights, rows, values, (column, dim, PANEL), num_keys, sums, target, 1, 1)
 
 
 @inlined

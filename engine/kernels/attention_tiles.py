@@ -4,14 +4,12 @@ A page holds 16 tokens of one KV head, [16, D], in the cache's dtype; queries, s
 are contiguous and addressed by flat indices; strides count elements.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 
 from engine.kernels.simd import (
     F32,
-    I32,
     I64,
     LANES,
     Emitter,
@@ -27,19 +25,6 @@ PAGE = 16
 ROW_BLOCK, _KEY_BLOCK = 3, 4
 COLUMN_BLOCK = 32  # of a value row; head sizes are multiples of it
 _TRANSPOSE = 8
-
-
-def _by_rows(builder: Any, rows: Value, emit_for: Callable[[int], None]) -> None:
-    """A switch over the number of rows, 1 to ROW_BLOCK."""
-    end = builder.append_basic_block("end")
-    choice = builder.switch(rows, end)
-    for count in range(1, ROW_BLOCK + 1):
-        block = builder.append_basic_block(f"rows{count}")
-        choice.add_case(I64(count), block)
-        builder.position_at_end(block)
-        emit_for(count)
-        builder.branch(end)
-    builder.position_at_end(end)
 
 
 def _sum_each(emit: Emitter, vectors: list[Value]) -> Value:
@@ -89,13 +74,13 @@ def _emit_values(emit: Emitter, element: str, num_rows: int, operands: list[Valu
         sums = [[emit.variable(emit.load(address, emit.vector)) for address in row] for row in targets]
         with emit.loop(num_keys) as key:
             start = emit.offset(values, (builder.mul(key, dim), size), (block, size * COLUMN_BLOCK))
-            vectors = [
-                emit.load_element(emit.offset(start, size * lane), element, emit.vector) for lane in lanes
-            ]
-            for row in range(num_rows):
-                weight = emit.splat(emit.load(emit.offset(weights, (weights_stride, 4 * row), (key, 4)), F32))
-                for vector, variable in zip(vectors, sums[row], strict=True):
-                    builder.store(emit.multiply_add(weight, vector, builder.load(variable)), variable)
+            rows = [emit.offset(weights, (weights_stride, 4 * row), (key, 4)) for row in range(num_rows)]
+            factors = [emit.splat(emit.load(row, F32)) for row in rows]
+            for column, lane in enumerate(lanes):
+                vector = emit.load_element(emit.offset(start, size * lane), element, emit.vector)
+                for factor, row_sums in zip(factors, sums, strict=True):
+                    total = emit.multiply_add(factor, vector, builder.load(row_sums[column]))
+                    builder.store(total, row_sums[column])
         for row_targets, row_sums in zip(targets, sums, strict=True):
             for address, variable in zip(row_targets, row_sums, strict=True):
                 emit.store(builder.load(variable), address)
@@ -117,14 +102,16 @@ def _emit_transpose(emit: Emitter, element: str, operands: list[Value]) -> None:
 
 
 def _transposed(emit: Emitter, rows: list[Value]) -> list[Value]:
-    """A square of vectors, mirrored at its diagonal: rows i and i + n/2 are interleaved, log2(n) times."""
-    count = len(rows)
-    low = [lane // 2 + lane % 2 * count for lane in range(count)]
-    high = [lane + count // 2 for lane in low]
-    for _ in range(count.bit_length() - 1):
-        pairs = zip(rows[: count // 2], rows[count // 2 :], strict=True)
-        rows = [emit.shuffle(a, b, lanes) for a, b in pairs for lanes in (low, high)]
-    return rows
+    """Eight vectors of eight, mirrored at the diagonal: pairs, pairs of pairs, then halves, as x86 shuffles within halves."""
+    singles = ((0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15))
+    doubles = ((0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15))
+    halves = ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
+    pairs = [[emit.shuffle(rows[i], rows[i + 1], lanes) for lanes in singles] for i in (0, 2, 4, 6)]
+    quads = [
+        [emit.shuffle(pairs[i][part], pairs[i + 1][part], lanes) for part in (0, 1) for lanes in doubles]
+        for i in (0, 2)
+    ]
+    return [emit.shuffle(low, high, lanes) for lanes in halves for low, high in zip(*quads, strict=True)]
 
 
 def _emit_page_scores(
@@ -135,7 +122,8 @@ def _emit_page_scores(
     query, scores = emit.offset(query, (query_at, 4)), emit.offset(scores, (scores_at, 4))
     page = emit.offset(cache, (page_at, element_bytes(element)))
     operands = [query, query_stride, page, dim, scores, scores_stride]
-    _by_rows(emit.builder, rows, lambda count: _emit_scores(emit, element, count, operands))
+    for count in emit.cases(rows, range(1, ROW_BLOCK + 1)):
+        _emit_scores(emit, element, count, operands)
 
 
 def _emit_page_values(
@@ -146,7 +134,8 @@ def _emit_page_values(
     weights, out = emit.offset(weights, (weights_at, 4)), emit.offset(out, (out_at, 4))
     page = emit.offset(cache, (page_at, element_bytes(element)))
     operands = [weights, weights_stride, page, num_keys, dim, out, out_stride]
-    _by_rows(emit.builder, rows, lambda count: _emit_values(emit, element, count, operands))
+    for count in emit.cases(rows, range(1, ROW_BLOCK + 1)):
+        _emit_values(emit, element, count, operands)
 
 
 def _emit_transpose_page(

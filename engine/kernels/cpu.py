@@ -3,11 +3,14 @@
 from engine.kernels.attention import paged_attention, paged_attention_shared
 from engine.kernels.blocks import copy_blocks, gather_blocks
 from engine.kernels.decoder import DecoderBatch, DecoderShape, DecoderWeights, decoder_step
+from engine.kernels.int8 import PackedInt8Weight, pack_weight_int8
 from engine.kernels.matmul import PackedWeight, matmul, pack_weight
 from engine.kernels.rope import rope_write_kv
 from engine.kernels.rows import add_rms_norm, rms_norm, silu_mul
 from engine.kernels.simd import Cache, Float32, Int32
 from engine.kernels.verify import verify_drafts
+
+matmul_int8 = matmul  # the weight's dtype tells
 
 __all__ = [
     "Cache",
@@ -16,13 +19,16 @@ __all__ = [
     "DecoderWeights",
     "Float32",
     "Int32",
+    "PackedInt8Weight",
     "PackedWeight",
     "add_rms_norm",
     "copy_blocks",
     "decoder_step",
     "gather_blocks",
     "matmul",
+    "matmul_int8",
     "pack_weight",
+    "pack_weight_int8",
     "paged_attention",
     "paged_attention_shared",
     "rms_norm",

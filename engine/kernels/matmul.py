@@ -1,23 +1,31 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
 """Matrix products with packed weights: out = x @ w.T, summed in float32.
 
 A packed weight is one array, whose dtype says what it holds:
 
     uint32  [num_panels, K / 2, PANEL]   two bfloat16 of one output in a word, the even k in the low half
     float32 [num_panels, K, PANEL]
+    int8    [num_panels, K / 32, ...]    8-bit numbers and their scales, see int8.py
 
-A panel holds `PANEL` outputs (rows of w), the last one filled up with zeros.
+A panel holds `PANEL` outputs (rows of w), the last one filled up with zeros. The rows of x are float32; a product with
+int8 weights quantises them, one with bfloat16 weights rounds them to bfloat16 where the processor multiplies such pairs
+(AVX512_BF16).
 """
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import types
+from numba.extending import overload
 
+from engine.kernels.int8 import GROUP, PackedInt8Weight, multiply_panel_int8, quantise_rows
 from engine.kernels.jit import NUM_THREADS, device, inlined, parallel_kernel, run_team
+from engine.kernels.simd import F32, I32, Emitter, Float32, Value, vector_function
 from engine.kernels.team import claim, claim_next, new_team, wait
-from engine.kernels.tile import MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
+from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
 
-PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32]
+PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weight
 
 # A task's rows and weights stay in the level-2 cache.
 _ROWS_PER_TASK = 16 * MAX_TILE_ROWS
@@ -25,7 +33,7 @@ _MAX_PANELS_PER_TASK = 8
 _TASKS_PER_THREAD = 8
 
 
-def pack_weight(w: npt.NDArray[Any]) -> PackedWeight:
+def pack_weight(w: npt.NDArray[Any]) -> npt.NDArray[np.uint32] | Float32:
     """Packs w [N, K]: uint16 (bfloat16 bits, K even) or float32."""
     num_outputs, depth = w.shape
     num_panels = -(-num_outputs // PANEL)
@@ -41,36 +49,116 @@ def pack_weight(w: npt.NDArray[Any]) -> PackedWeight:
     return np.ascontiguousarray(pairs.transpose(0, 2, 1))
 
 
+def _emit_narrow(emit: Emitter, _: list[Any], x: Value, x_at: Value, words: Value, words_at: Value) -> None:
+    first, second = (emit.load(emit.offset(x, (x_at, 4), 4 * i), F32) for i in (0, 1))
+    high = emit.builder.shl(emit.bfloat16_bits(second), I32(16))
+    word = emit.builder.or_(emit.bfloat16_bits(first), high)
+    emit.store(word, emit.offset(words, (words_at, 4)))
+
+
+# _narrow(x, x_at, words, words_at): a word of two bfloat16 from two neighbours in x.
+_narrow = vector_function(_emit_narrow)
+
+
+@device
+def narrow_rows(x, row_begin, row_end, words):
+    """words [rows, K / 2] uint32 = x[row_begin:row_end] as pairs of bfloat16."""
+    num_words = words.shape[1]
+    for row in range(row_end - row_begin):
+        for index in range(num_words):
+            _narrow(x, ((row_begin + row) * num_words + index) * 2, words, row * num_words + index)
+
+
+def _new_operand(x, panels):
+    """Room for a task's rows in the form that the weights are multiplied with."""
+    raise NotImplementedError("called from kernels only")
+
+
+def _prepare_operand(x, panels, row_begin, row_end, operand):
+    raise NotImplementedError("called from kernels only")
+
+
+def _multiply_panels(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
+    """out_row: flat index of the first result, stride of rows."""
+    raise NotImplementedError("called from kernels only")
+
+
+def _uses_pairs(panels: types.Array) -> bool:
+    return HAS_BFLOAT16_DOT and panels.dtype == types.uint32
+
+
+@overload(_new_operand)
+def _new_operand_of_kind(x, panels):
+    if panels.dtype == types.int8:
+
+        def numbers_and_scales(x, panels):
+            depth = x.shape[1]
+            numbers = np.empty((_ROWS_PER_TASK, depth), np.int16)
+            return numbers, np.empty((_ROWS_PER_TASK, depth // GROUP), np.float32)
+
+        return numbers_and_scales
+    if _uses_pairs(panels):
+        return lambda x, panels: np.empty((_ROWS_PER_TASK, panels.shape[1]), np.uint32)
+    return lambda x, panels: x
+
+
+@overload(_prepare_operand)
+def _prepare_operand_of_kind(x, panels, row_begin, row_end, operand):
+    if panels.dtype == types.int8:
+
+        def quantise(x, panels, row_begin, row_end, operand):
+            numbers, scales = operand
+            quantise_rows(x, row_begin, row_end, numbers, scales)
+
+        return quantise
+    if _uses_pairs(panels):
+        return lambda x, panels, row_begin, row_end, operand: narrow_rows(x, row_begin, row_end, operand)
+    return lambda x, panels, row_begin, row_end, operand: None
+
+
+@overload(_multiply_panels)
+def _multiply_panels_of_kind(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
+    if panels.dtype == types.int8:
+
+        def multiply_int8(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
+            numbers, scales = operand
+            at, stride = out_row
+            for index in range(count):
+                target = at + index * PANEL
+                multiply_panel_int8(numbers, scales, num_rows, panels, panel + index, out, target, stride)
+
+        return multiply_int8
+    own_rows = _uses_pairs(panels)
+
+    def multiply(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
+        depth, width = panels.shape[1], operand.shape[1]
+        first = 0 if own_rows else row_begin * width
+        w_panel = (panel * depth * PANEL, PANEL, depth * PANEL)
+        multiply_rows(operand, (first, width), num_rows, panels, w_panel, depth, out, out_row, count, 0)
+
+    return multiply
+
+
 @inlined
-def _multiply_block(x, panels, out, row_begin, row_end, panel_begin, panel_end, spill):  # type: ignore[no-untyped-def]
+def _multiply_task(x, operand, panels, out, row_begin, row_end, panel_begin, panel_end, spill):
     """out[row_begin:row_end, columns of the panels]."""
-    num_outputs, depth = out.shape[1], panels.shape[1]
-    panel_stride = depth * PANEL
-    num_rows = row_end - row_begin
+    num_outputs, num_rows = out.shape[1], row_end - row_begin
     step = 2 if num_rows <= MAX_TWO_PANEL_ROWS else 1
-    x_row = (row_begin * x.shape[1], x.shape[1])
     for panel in range(panel_begin, panel_end, step):
         count = min(step, panel_end - panel)
         column = panel * PANEL
         fits = column + count * PANEL <= num_outputs
         target = out if fits else spill
         out_row = (row_begin * num_outputs + column, num_outputs) if fits else (0, spill.shape[1])
-        w_panel = (panel * panel_stride, PANEL, panel_stride)
-        multiply_rows(x, x_row, num_rows, panels, w_panel, depth, target, out_row, count, 0)
+        _multiply_panels(x, row_begin, num_rows, operand, panels, panel, count, target, out_row)
         if not fits:
-            _copy_columns(spill, out, row_begin, num_rows, column)
-
-
-@inlined
-def _copy_columns(source, out, row, rows, column):  # type: ignore[no-untyped-def]
-    """out[row : row + rows, column:] = the beginning of source."""
-    for r in range(rows):
-        for index in range(out.shape[1] - column):
-            out[row + r, column + index] = source[r, index]
+            for row in range(num_rows):
+                for index in range(num_outputs - column):
+                    out[row_begin + row, column + index] = spill[row, index]
 
 
 @device
-def multiply_phase(team, phase, x, panels, out):  # type: ignore[no-untyped-def]
+def multiply_phase(team, phase, x, panels, out):
     """out [M, N] = x [M, K] @ packed weight, shared by the team."""
     num_rows, num_panels = x.shape[0], panels.shape[0]
     row_tasks = -(-num_rows // _ROWS_PER_TASK)
@@ -78,6 +166,8 @@ def multiply_phase(team, phase, x, panels, out):  # type: ignore[no-untyped-def]
     panels_per_task = max(2, min(_MAX_PANELS_PER_TASK, panels_per_task // 2 * 2))
     panel_tasks = -(-num_panels // panels_per_task)
     spill = np.empty((_ROWS_PER_TASK, 2 * PANEL), np.float32)
+    operand = _new_operand(x, panels)
+    prepared = -1
     num_tasks = row_tasks * panel_tasks
     task = claim(team, phase)
     while task < num_tasks:
@@ -85,12 +175,15 @@ def multiply_phase(team, phase, x, panels, out):  # type: ignore[no-untyped-def]
         panel_begin = task % panel_tasks * panels_per_task
         row_end = min(num_rows, row_begin + _ROWS_PER_TASK)
         panel_end = min(num_panels, panel_begin + panels_per_task)
-        _multiply_block(x, panels, out, row_begin, row_end, panel_begin, panel_end, spill)
+        if row_begin != prepared:
+            _prepare_operand(x, panels, row_begin, row_end, operand)
+            prepared = row_begin
+        _multiply_task(x, operand, panels, out, row_begin, row_end, panel_begin, panel_end, spill)
         task = claim_next(team, phase)
     wait(team, phase, num_tasks)
 
 
 @parallel_kernel
-def matmul(x, w, out):  # type: ignore[no-untyped-def]
-    """out [M, N] = x [M, K] @ w.T; x and out float32, w from `pack_weight`."""
+def matmul(x, w, out):
+    """out [M, N] = x [M, K] @ w.T; x and out float32, w from `pack_weight` or `pack_weight_int8`."""
     run_team(multiply_phase, (new_team(1), 0, x, w, out))

@@ -6,7 +6,7 @@ vector that is wider than the machine's registers, so the same code is right eve
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -154,13 +154,20 @@ class Emitter:
     def maximum(self, a: Value, b: Value) -> Value:
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
+    def absolute(self, x: Value) -> Value:
+        return self.call(f"llvm.fabs.{_suffix(x.type)}", x.type, [x])
+
+    def nearest(self, x: Value) -> Value:
+        """The nearest whole number, ties to even."""
+        return self.call(f"llvm.nearbyint.{_suffix(x.type)}", x.type, [x])
+
     def exp2(self, x: Value) -> Value:
         """2^x, saturating at 2^±126."""
         kind = x.type
         limit = spread(kind, _EXP2_LIMIT)
         x = self.maximum(x, spread(kind, -_EXP2_LIMIT))
         x = self.builder.select(self.builder.fcmp_ordered("<", x, limit), x, limit)
-        whole = self.call(f"llvm.nearbyint.{_suffix(kind)}", kind, [x])
+        whole = self.nearest(x)
         fraction = self.builder.fsub(x, whole)
         result = spread(kind, _EXP2_COEFFICIENTS[-1])
         for coefficient in reversed(_EXP2_COEFFICIENTS[:-1]):
@@ -198,6 +205,18 @@ class Emitter:
         """for index in range(count)"""
         with cgutils.for_range(self.builder, count) as loop:
             yield loop.index
+
+    def cases(self, number: Value, choices: Iterable[int]) -> Iterator[int]:
+        """Code for each value that a number may have: `for choice in emit.cases(number, (1, 2)): ...` emits a switch."""
+        end = self.builder.append_basic_block("end")
+        switch = self.builder.switch(number, end)
+        for choice in choices:
+            block = self.builder.append_basic_block(f"case{choice}")
+            switch.add_case(I64(choice), block)
+            self.builder.position_at_end(block)
+            yield choice
+            self.builder.branch(end)
+        self.builder.position_at_end(end)
 
 
 def _suffix(kind: ir.Type) -> str:

@@ -108,21 +108,15 @@ def _emit_tiles(
     builder = emit.builder
     x, w, out = (emit.offset(array, (at, 4)) for array, at in ((x, x_at), (w, w_at), (out, out_at)))
     add = builder.icmp_signed("!=", accumulate, I64(0))
-    end = builder.append_basic_block("end")
-    choice = builder.switch(emit.offset(panels, (rows, 2)), end)
-    for num_rows, num_panels in _shapes():
-        block = builder.append_basic_block(f"tile{num_rows}x{num_panels}")
-        choice.add_case(I64(2 * num_rows + num_panels), block)
-        builder.position_at_end(block)
-        tile = _Tile(emit, kind, num_rows, num_panels)
+    shapes = {2 * num_rows + num_panels: (num_rows, num_panels) for num_rows, num_panels in _shapes()}
+    for choice in emit.cases(emit.offset(panels, (rows, 2)), shapes):
+        tile = _Tile(emit, kind, *shapes[choice])
         with builder.if_then(add):
             for variable, address in tile.outputs(out, out_stride):
                 builder.store(emit.load(address, emit.vector), variable)
         tile.multiply(x, x_stride, w, w_stride, panel_stride, depth)
         for variable, address in tile.outputs(out, out_stride):
             emit.store(builder.load(variable), address)
-        builder.branch(end)
-    builder.position_at_end(end)
 
 
 _tile = vector_function(_emit_tiles)
