@@ -12,7 +12,7 @@ from nexuskv.v1 import inference_pb2 as pb
 from nexuskv.v1 import inference_pb2_grpc
 from nexuskv_client import results
 from nexuskv_client.errors import from_rpc_error
-from nexuskv_client.results import Choice, Generation, Model, ServerInfo, Timings, Usage
+from nexuskv_client.results import Choice, Generation, Model, ServerInfo, Timings, TokenLogprob, Usage
 
 # A prompt is text, token ids or a conversation.
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -41,6 +41,7 @@ class Stream:
         self.request_id: str | None = None
         self.usage: Usage | None = None
         self.timings: Timings | None = None
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     async def __aenter__(self) -> "Stream":
         return self
@@ -64,6 +65,7 @@ class Stream:
                 if message.HasField("usage"):
                     self.usage = results.usage(message.usage)
                     self.timings = results.timings(message.timings)
+                    self.prompt_logprobs = results.logprobs(message.prompt_logprobs)
                 else:
                     yield results.choice(message.delta)
 

@@ -64,6 +64,7 @@ class Generation:
     choices: tuple[Choice, ...]
     usage: Usage
     timings: Timings
+    prompt_logprobs: tuple[TokenLogprob, ...]  # of every prompt token but the first, when asked for
 
     @property
     def text(self) -> str:
@@ -107,7 +108,7 @@ def choice(message: pb.Choice) -> Choice:
         token_ids=tuple(message.token_ids),
         finish_reason=_FINISH_REASONS.get(message.finish_reason),
         matched_stop=None if stop is None else getattr(message.matched_stop, stop),
-        logprobs=_logprobs(message.logprobs),
+        logprobs=logprobs(message.logprobs),
     )
 
 
@@ -133,7 +134,12 @@ def timings(message: pb.Timings) -> Timings:
 def generation(message: pb.GenerateResponse) -> Generation:
     choices = tuple(choice(c) for c in message.choices)
     return Generation(
-        message.request_id, message.model, choices, usage(message.usage), timings(message.timings)
+        message.request_id,
+        message.model,
+        choices,
+        usage(message.usage),
+        timings(message.timings),
+        logprobs(message.prompt_logprobs),
     )
 
 
@@ -141,7 +147,7 @@ def server_info(message: pb.GetServerInfoResponse) -> ServerInfo:
     return ServerInfo(**{field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields})
 
 
-def _logprobs(messages: Sequence[pb.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+def logprobs(messages: Sequence[pb.TokenLogprob]) -> tuple[TokenLogprob, ...]:
     return tuple(
         TokenLogprob(
             m.token_id,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nexuskv.v1 import engine_pb2
-from services.errors import ServiceError, invalid, not_found, unavailable
+from services.errors import invalid, not_found, unavailable
 from services.frontend.active_request import ActiveRequest, Prompt
 from services.frontend.choice import Choice, SilentChoice
 from services.frontend.engine_link import EngineLink
@@ -26,6 +26,8 @@ from services.frontend.turnstile import Turnstile
 
 # Texts longer than this are tokenized in a thread; shorter ones take about a millisecond.
 INLINE_CHARS = 1024
+# Longer ones than this take so long that they queue among themselves, out of the others' way.
+LARGE_CHARS = 100_000
 # Beyond this a prompt that cannot fit the context is refused by its size, without counting its tokens.
 EXACT_COUNT_BYTES = 2 << 20
 TENANT = "default"
@@ -54,6 +56,7 @@ class FrontendCore:
         self._memory = memory
         self.turnstile = Turnstile()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        self._large_threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-large")
         self._engine_ids = itertools.count(1)
         self._active: dict[str, set[ActiveRequest]] = defaultdict(set)
         self._is_idle = asyncio.Event()
@@ -112,7 +115,8 @@ class FrontendCore:
         encode = self.model().tokenizer.encode
         if len(text) <= INLINE_CHARS:
             return encode(text, add_bos)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode, text, add_bos)
+        threads = self._threads if len(text) <= LARGE_CHARS else self._large_threads
+        return await asyncio.get_running_loop().run_in_executor(threads, encode, text, add_bos)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The messages as the model's template writes them. Raises when it has none or refuses them."""
@@ -157,14 +161,12 @@ class FrontendCore:
         try:
             await asyncio.wait_for(self._is_idle.wait(), timeout_s)
         except TimeoutError:
-            self._fail_all(unavailable("the server is shutting down", "SHUTTING_DOWN"))
+            for request in [r for requests in self._active.values() for r in requests]:
+                request.fail(unavailable("the server is shutting down", "SHUTTING_DOWN"))
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _fail_all(self, error: ServiceError) -> None:
-        for request in [r for requests in self._active.values() for r in requests]:
-            request.fail(error)
+        for threads in (self._threads, self._large_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _release(self, request: ActiveRequest) -> None:
         self.link.release(request.generations)
@@ -192,11 +194,10 @@ class FrontendCore:
         wanted = 1 if silent else sampling.max_tokens
         max_tokens = resolve_max_tokens(len(ids), wanted, info.max_model_len, options.prompt_field)
         check_token_ids(options.prompt_field, ids, info.vocab_size)
-        end_ids = tokenizer.vocabulary.end_ids
         submit = engine_pb2.Submit(
             request_id=str(next(self._engine_ids)),
             prompt_token_ids=pack_ids(ids),
-            sampling=engine_sampling(sampling, max_tokens, end_ids),
+            sampling=engine_sampling(sampling, max_tokens, tokenizer.vocabulary.end_ids),
             num_choices=sampling.n,
             tenant=TENANT,
             salt=options.cache_salt,
@@ -206,14 +207,8 @@ class FrontendCore:
         )
         tail = unfinished_tail(tokenizer.decode_bytes(ids[-4:]))
         kind = SilentChoice if silent else Choice
-        choices = [
-            kind(
-                number * sampling.n + i,
-                Detokenizer(tokenizer, tail, options.skip_special_tokens),
-                sampling.stop,
-                sampling.min_tokens,
-                options.trace,
-            )
-            for i in range(sampling.n)
-        ]
+        choices = []
+        for index in range(number * sampling.n, (number + 1) * sampling.n):
+            detokenizer = Detokenizer(tokenizer, tail, options.skip_special_tokens)
+            choices.append(kind(index, detokenizer, sampling.stop, sampling.min_tokens, options.trace))
         return Generation(submit, choices, len(ids), wake, options.stream, self.metrics.of(model))

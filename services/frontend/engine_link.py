@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -53,7 +54,7 @@ class EngineLink:
     def refuse_when_full(self) -> None:
         """Raises while the engine's last word is that its queue is full: in a flood, an answer at once."""
         if self._refusal is not None and time.monotonic() < self._full_until:
-            raise self._refusal
+            raise replace(self._refusal)
 
     def submit(self, generation: Generation) -> None:
         self._generations[generation.submit.request_id] = generation
@@ -68,16 +69,12 @@ class EngineLink:
 
     async def run(self) -> None:
         """Keeps the session up until cancelled."""
-        probing = asyncio.create_task(self.probe.run())
         backoff_s = FIRST_BACKOFF_S
-        try:
-            while True:
-                started = time.monotonic()
-                await self._connect_and_serve()
-                backoff_s = FIRST_BACKOFF_S if time.monotonic() - started > MAX_BACKOFF_S else backoff_s * 2
-                await asyncio.sleep(min(backoff_s, MAX_BACKOFF_S))
-        finally:
-            probing.cancel()
+        while True:
+            started = time.monotonic()
+            await self._connect_and_serve()
+            backoff_s = FIRST_BACKOFF_S if time.monotonic() - started > MAX_BACKOFF_S else backoff_s * 2
+            await asyncio.sleep(min(backoff_s, MAX_BACKOFF_S))
 
     async def _connect_and_serve(self) -> None:
         try:

@@ -56,7 +56,7 @@ def no_input() -> ServiceError:
 def from_delta(delta: Delta, tokenizer: Tokenizer) -> inference_pb2.Choice:
     choice = inference_pb2.Choice(index=delta.index, text=delta.text, token_ids=delta.token_ids)
     if delta.logprobs:
-        choice.logprobs.extend(_from_logprobs(delta.logprobs, tokenizer))
+        choice.logprobs.extend(from_logprobs(delta.logprobs, tokenizer))
     if delta.finish_reason is not None:
         choice.finish_reason = _FINISH_REASONS[delta.finish_reason]
         if isinstance(delta.matched_stop, str):
@@ -101,9 +101,7 @@ def from_model(model: ServedModel, version: str, uptime_s: float) -> inference_p
     )
 
 
-def _from_logprobs(
-    logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer
-) -> list[inference_pb2.TokenLogprob]:
+def from_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[inference_pb2.TokenLogprob]:
     text = tokenizer.token_text
     return [
         inference_pb2.TokenLogprob(

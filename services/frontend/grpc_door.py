@@ -39,6 +39,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             choices=[conversion.from_delta(delta, tokenizer) for delta in deltas],
             usage=conversion.from_usage(active.usage),
             timings=conversion.from_timings(active.generations[0].timings),
+            prompt_logprobs=conversion.from_logprobs(active.generations[0].prompt_logprobs, tokenizer),
         )
 
     # Writing, not yielding: a cancelled call then ends inside this coroutine, and with it the request.
@@ -63,7 +64,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 await context.write(message(request_id=request_id, model=model, delta=choice))
         usage = conversion.from_usage(active.usage)
         timings = conversion.from_timings(active.generations[0].timings)
-        await context.write(message(request_id=request_id, model=model, usage=usage, timings=timings))
+        scored = conversion.from_logprobs(active.generations[0].prompt_logprobs, tokenizer)
+        last = message(request_id=request_id, model=model, usage=usage, timings=timings)
+        last.prompt_logprobs.extend(scored)
+        await context.write(last)
 
     async def Abort(
         self, request: inference_pb2.AbortRequest, context: Context

@@ -92,7 +92,7 @@ class Frontend:
         stats = PeerStats(self._link.stub, memory_pb2_grpc.MemoryManagerServiceStub(self._memory_channel))
         self._http = HttpServer(build_app(core, stats, config.max_body_bytes), listener)
         await self._http.start()
-        runs = (self._link.run(), self._memory.run(), self._follow_readiness())
+        runs = (self._link.run(), self._link.probe.run(), self._memory.run(), self._follow_readiness())
         self._tasks = [asyncio.create_task(run) for run in runs]
 
     async def ready(self) -> FrontendAddresses:

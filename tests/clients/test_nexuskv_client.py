@@ -133,6 +133,15 @@ async def test_logprobs(client: Client) -> None:
     assert [t.token_id for t in entries[0].top] == [entries[0].token_id, entries[0].token_id + 1]
 
 
+async def test_prompt_logprobs(client: Client) -> None:
+    answer = await client.generate([81, 82, 83], prompt_logprobs=1, max_tokens=1)
+    assert [(e.token_id, e.logprob) for e in answer.prompt_logprobs] == [(82, -1.5), (83, -1.5)]
+    async with client.stream([81, 82, 83], prompt_logprobs=1, max_tokens=1) as stream:
+        assert [delta.text async for delta in stream] == ["The"]
+    assert stream.prompt_logprobs == answer.prompt_logprobs
+    assert (await client.generate([81, 82], max_tokens=1)).prompt_logprobs == ()
+
+
 async def test_stop_string(client: Client, engine: ScriptedEngine, eventually: Eventually) -> None:
     engine.pause_after = 7
     async with client.stream("Hi", stop="France") as stream:

@@ -179,3 +179,20 @@ async def test_an_aborted_stream_ends_by_itself(
     assert '"finish_reason":"abort"' in text
     assert text.endswith("data: [DONE]\n\n")
     assert not frontend.core.abort("stop-me")
+
+
+async def test_an_abort_before_the_first_token_still_echoes(
+    http: httpx.AsyncClient, frontend: Frontend, engine: ScriptedEngine, eventually: Eventually
+) -> None:
+    engine.pause_after = 0
+    wish = {"prompt": "one two", "echo": True, "logprobs": 1}
+    for number, stream in enumerate((False, True), 1):
+        run = asyncio.create_task(
+            http.post(COMPLETIONS, json={**wish, "stream": stream}, headers={"x-request-id": "early"})
+        )
+        await eventually(lambda number=number: len(engine.submits) == number)  # type: ignore[misc]
+        assert frontend.core.abort("early")
+        answer = await run
+        assert answer.status_code == 200
+        assert '"text":"one two"' in answer.text
+        assert '"finish_reason":"abort"' in answer.text

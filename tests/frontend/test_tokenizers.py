@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nexuskv.v1 import engine_pb2
+from services.frontend.active_request import Prompt
+from services.frontend.http.completion_logprobs import prompt_entries
 from services.frontend.served_model import load
 from services.frontend.text import gguf_tokenizer, hub_tokenizer
 from services.frontend.text.chat_template import ChatTemplate
@@ -291,3 +293,14 @@ def test_templates_that_refuse(source: str) -> None:
 def test_a_template_that_does_not_parse() -> None:
     with pytest.raises(ModelTextError, match="does not parse"):
         ChatTemplate("{% if %}", {})
+
+
+def test_offsets_of_an_echoed_prompt_leave_out_what_the_tokenizer_added() -> None:
+    tokenizer = gguf_tokenizer.build(byte_level_metadata("llama-bpe"))
+    text = "fox dog 2024"
+    prompt = Prompt(tokenizer.encode(text), text)
+    bos, *entries = prompt_entries(prompt, text, [], tokenizer)
+    assert (bos.token_id, bos.offset) == (0, 0)
+    for entry in entries:
+        assert text[entry.offset :].startswith(tokenizer.token_text(entry.token_id))
+    assert sum(len(tokenizer.token_text(entry.token_id)) for entry in entries) == len(text)

@@ -24,15 +24,19 @@ def logprobs_object(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> di
 
 
 def prompt_entries(
-    prompt: Prompt, scored: Sequence[TokenLogprob], tokenizer: Tokenizer
+    prompt: Prompt, prompt_text: str, scored: Sequence[TokenLogprob], tokenizer: Tokenizer
 ) -> list[TokenLogprob]:
-    """Every prompt token with its place in the prompt's text; the first one's logprob is UNKNOWN."""
-    detokenizer, offset = Detokenizer(tokenizer, skip_control=False), 0
+    """Every prompt token with its place in `prompt_text`. `scored` has all but the first, or nothing when
+    the request ended before they were known; what is missing is UNKNOWN."""
+    detokenizer = Detokenizer(tokenizer, skip_control=False)
+    lengths = [len(detokenizer.push(token_id)) for token_id in prompt.token_ids]
+    # What the tokenizer put in front (BOS, a space) is no part of the text that the client wrote.
+    offset = len(prompt_text) - sum(lengths)
+    unknown = [TokenLogprob(i, UNKNOWN, []) for i in prompt.token_ids]
     entries = []
-    first = TokenLogprob(prompt.token_ids[0], UNKNOWN, [])
-    for token_id, entry in zip(prompt.token_ids, [first, *scored], strict=True):
-        entries.append(entry._replace(offset=offset))
-        offset += len(detokenizer.push(token_id))
+    for entry, length in zip([unknown[0], *(scored or unknown[1:])], lengths, strict=True):
+        entries.append(entry._replace(offset=max(offset, 0)))
+        offset += length
     return entries
 
 

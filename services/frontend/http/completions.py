@@ -190,7 +190,7 @@ def _text_and_logprobs(
     entries = [e._replace(offset=e.offset + len(prompt_text)) for e in visible_logprobs(delta)]
     if echoes:
         scored = active.generations[number].prompt_logprobs
-        return text, logprobs_object([*prompt_entries(prompt, scored, tokenizer), *entries], tokenizer)
+        entries = [*prompt_entries(prompt, prompt_text, scored, tokenizer), *entries]
     return text, logprobs_object(entries, tokenizer)
 
 
