@@ -23,7 +23,8 @@ def attention_float(
     """Block (32, page_warps), grid (tiles, Hkv, splits)."""
     sees = t.sight(cuda)
     parts, half_dim, page_size = head_dim // WARP, head_dim // 2, t.PAGE * head_dim
-    num_sums, num_stats, tile_size = ROWS * parts, page_warps * ROWS * 2, ROWS * head_dim
+    num_sums, tile_size = ROWS * parts, ROWS * head_dim
+    num_stats, num_weights = page_warps * ROWS * 2, page_warps * ROWS * t.PAGE
 
     @cuda.jit(device=True, inline="always")
     def score(scores: Any, queries: Any, k_cache: Any, start: Any, lane: Any) -> None:
@@ -60,14 +61,21 @@ def attention_float(
                 sums[r * parts + part] *= shrink
 
     @cuda.jit(device=True, inline="always")
-    def add_values(sums: Any, weights: Any, v_cache: Any, start: Any, lane: Any) -> None:
-        """sums[r · parts + p] is of row r and dimension 32p + lane."""
-        for token in range(t.PAGE):
+    def add_values(
+        sums: Any, weights: Any, shared: Any, v_cache: Any, start: Any, lane: Any, warp: Any
+    ) -> None:
+        """sums[r · parts + p] is of row r and dimension 32p + lane; shared is [page_warps · 16 · ROWS]."""
+        first = warp * t.PAGE * ROWS
+        if lane < t.PAGE:
             for r in range(ROWS):
-                weight = cuda.shfl_sync(ALL_LANES, weights[r], token)
-                for part in range(parts):
-                    value = v_cache[start + token * head_dim + part * WARP + lane]
-                    sums[r * parts + part] += weight * value
+                shared[first + lane * ROWS + r] = weights[r]
+        cuda.syncwarp()
+        for token in range(t.PAGE):
+            for part in range(parts):
+                value = v_cache[start + token * head_dim + part * WARP + lane]
+                for r in range(ROWS):
+                    sums[r * parts + part] += shared[first + token * ROWS + r] * value
+        cuda.syncwarp()
 
     @cuda.jit(device=True, inline="always")
     def merge_warps(sums: Any, top: Any, total: Any, lane: Any, warp: Any) -> None:
@@ -123,6 +131,7 @@ def attention_float(
             return
         num_heads = cuda.gridDim.y * group
         queries = cuda.shared.array(tile_size, types.float32)
+        weights = cuda.shared.array(num_weights, types.float32)
         query = cuda.shared.array(ROWS, types.int32)
         head = cuda.shared.array(ROWS, types.int32)
         if warp == 0 and lane < ROWS:
@@ -162,7 +171,7 @@ def attention_float(
                     if not sees(token, visible[query[r]], ancestors[query[r]]):
                         scores[r] = t.MASKED
             soften(scores, sums, top, total)
-            add_values(sums, scores, v_cache, start, lane)
+            add_values(sums, scores, weights, v_cache, start, lane, warp)
         if page_warps > 1:
             merge_warps(sums, top, total, lane, warp)
             if warp < page_warps - 1:

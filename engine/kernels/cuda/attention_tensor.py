@@ -18,6 +18,11 @@ from engine.kernels.cuda.reductions import ALL_LANES, WARP
 ROWS = 16
 
 
+def blocks_per_multiprocessor(head_dim: int, *_: int) -> int:
+    """Of decode or append blocks: as many as registers allow; they hide each other's latency."""
+    return 3 if head_dim <= 64 else 2
+
+
 class _Softmax(NamedTuple):
     soften: Any
     merge_warps: Any

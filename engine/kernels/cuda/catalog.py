@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from engine.kernels.cuda.activation import silu_mul
 from engine.kernels.cuda.attention_float import attention_float
-from engine.kernels.cuda.attention_tensor import attention_tensor
+from engine.kernels.cuda.attention_tensor import attention_tensor, blocks_per_multiprocessor
 from engine.kernels.cuda.merge_splits import merge_splits
 from engine.kernels.cuda.norm import add_rms_norm, rms_norm
 from engine.kernels.cuda.pages import compact_kv, copy_blocks, gather_blocks, write_kv
@@ -27,6 +27,7 @@ class Entry(NamedTuple):
     factory: Callable[..., Kernel]  # (cuda, primitives, element, *constants)
     max_threads: int  # of a block; bounds the registers
     fast_math: bool = False  # approximate division and exponentials, no infinities
+    min_blocks: Callable[..., int] = lambda *constants: 1  # a multiprocessor must hold; bounds them too
 
 
 CATALOG = {
@@ -38,7 +39,7 @@ CATALOG = {
     "gather_blocks": Entry(gather_blocks, 256),
     "copy_blocks": Entry(copy_blocks, 256),
     "compact_kv": Entry(compact_kv, 256),
-    "attention_tensor": Entry(attention_tensor, 128, fast_math=True),
+    "attention_tensor": Entry(attention_tensor, 128, True, blocks_per_multiprocessor),
     "attention_float": Entry(attention_float, 128, fast_math=True),
     "merge_splits": Entry(merge_splits, 32, fast_math=True),
     "verify_drafts": Entry(verify_drafts, 128),

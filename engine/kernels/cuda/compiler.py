@@ -53,7 +53,7 @@ def make_ptx(spec: KernelSpec, capability: Capability = OLDEST) -> str:
         abi="numba",
         cc=capability,
         fastmath=entry.fast_math,
-        launch_bounds=entry.max_threads,
+        launch_bounds=(entry.max_threads, entry.min_blocks(*spec.constants)),
     )
     mangled = re.findall(r"\.entry\s+([\w$]+)", ptx)
     assert len(mangled) == 1

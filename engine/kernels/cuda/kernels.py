@@ -7,17 +7,13 @@ import torch
 
 from engine.kernels.cuda import attention_float, attention_tensor
 from engine.kernels.cuda.catalog import CATALOG, KernelSpec
+from engine.kernels.cuda.device_plan import DevicePlan
 from engine.kernels.cuda.launcher import Launcher
-from engine.kernels.cuda.parameters import Element
 from engine.kernels.cuda.plan import Heads, Tuning
 from engine.kernels.cuda.reductions import WARP
+from engine.kernels.cuda.specs import ELEMENTS, attention_spec, decoder_specs, rope_spec
 
 PAGE = 16
-ELEMENTS: dict[torch.dtype, Element] = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
 Tensor = torch.Tensor
 
 
@@ -29,26 +25,6 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
-class DevicePhase(NamedTuple):
-    tiles: Tensor  # int32 [n, TILE_FIELDS]
-    decodes: bool
-    num_splits: int
-
-
-class DevicePlan(NamedTuple):
-    """`plan.AttentionPlan` on the device, with the page tables int32 [S, max_blocks]."""
-
-    phases: tuple[DevicePhase, ...]
-    num_splits: int  # the greatest of merged_splits
-    query_ids: Tensor
-    visible: Tensor
-    ancestors: Tensor
-    partial_rows: Tensor
-    merged_queries: Tensor
-    merged_splits: Tensor
-    block_tables: Tensor
-
-
 class CudaKernels:
     """All tensors are contiguous and on the launcher's device. "Elements" are float32, bfloat16 or float16,
     one type for a whole call; accumulation is float32."""
@@ -56,6 +32,10 @@ class CudaKernels:
     def __init__(self, launcher: Launcher, tuning: Tuning | None = None) -> None:
         self.launcher = launcher
         self.tuning = tuning or Tuning()
+
+    def prepare(self, dtype: torch.dtype, head_dim: int, group: int, normed: bool) -> None:
+        """Compiles and loads at once what a decoder of this shape launches."""
+        self.launcher.prepare(decoder_specs(ELEMENTS[dtype], head_dim, group, normed, self.tuning))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """x float32 [T, H], weight float32 [H], out elements [T, H]."""
@@ -232,17 +212,6 @@ class CudaKernels:
 
     def _threads(self, name: str) -> int:
         return min(CATALOG[name].max_threads, self.tuning.max_threads)
-
-
-def rope_spec(element: Element, head_dim: int, normed: bool) -> KernelSpec:
-    return KernelSpec("rope_write_kv", element, (head_dim, int(normed)))
-
-
-def attention_spec(element: Element, head_dim: int, group: int, decodes: bool, tuning: Tuning) -> KernelSpec:
-    if element == "float32":
-        return KernelSpec("attention_float", element, (head_dim, group, tuning.page_warps))
-    warps = (1, tuning.page_warps) if decodes else (tuning.row_warps, 1)
-    return KernelSpec("attention_tensor", element, (head_dim, group, *warps))
 
 
 def _num_layers(cache: Tensor) -> int:

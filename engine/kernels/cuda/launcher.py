@@ -12,9 +12,11 @@ from numba import cuda
 
 from engine.errors import DeviceError
 from engine.kernels.cuda import primitives
+from engine.kernels.cuda.attention_tensor import blocks_per_multiprocessor
 from engine.kernels.cuda.catalog import CATALOG, KernelSpec
 from engine.kernels.cuda.compiler import OLDEST, cubins
 from engine.kernels.cuda.parameters import Scalar, parameters
+from engine.kernels.cuda.plan import Tuning
 
 Dim3 = tuple[int, int, int]
 Argument = torch.Tensor | int | float
@@ -74,6 +76,12 @@ class _LoadedKernel:
         self._packer.pack_into(self._values, 0, *plain)
         addresses = ctypes.addressof(self._addresses)
         _checked(driver.cuLaunchKernel(self._function, *grid, *block, 0, stream, addresses, 0))
+
+
+def gpu_tuning(device: torch.device, head_dim: int) -> Tuning:
+    """Attention in as many blocks as the GPU's multiprocessors hold at once."""
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    return Tuning(num_blocks=count * blocks_per_multiprocessor(head_dim))
 
 
 def require_gpu(device: torch.device) -> tuple[int, int]:

@@ -43,7 +43,8 @@ def merge_splits(cuda: Any, primitives: Any, element: Element, head_dim: int) ->
                 for part in range(parts):
                     sums[part] += weight * partial[at * head_dim + part * WARP + lane]
         target = queries[cuda.blockIdx.x] * cuda.gridDim.y + cuda.blockIdx.y
+        scale = np.float32(1.0) / total if total > 0 else np.float32(0.0)  # a row of padding meets no token
         for part in range(parts):
-            out[target * head_dim + part * WARP + lane] = narrow(sums[part] / total)
+            out[target * head_dim + part * WARP + lane] = narrow(sums[part] * scale)
 
     return merge_splits

@@ -51,6 +51,16 @@ class SharedPrefix(NamedTuple):
     num_tokens: int
 
 
+class Splits(NamedTuple):
+    """Into how many splits launches divide their runs: sequences' own ones, and shared prefixes.
+
+    `shared` 0: no prefix will be.
+    """
+
+    own: int
+    shared: int
+
+
 class Phase(NamedTuple):
     """One launch of an attention kernel."""
 
@@ -92,28 +102,36 @@ def plan_attention(
     tuning: Tuning,
     tree: Tree | None = None,
     prefixes: Sequence[SharedPrefix] = (),
+    elsewhere: Sequence[int] = (),
+    fixed: Splits | None = None,
 ) -> AttentionPlan:
-    """cu_query_lens [S + 1], context_lens [S] (the step's rows included)."""
-    num_queries = int(cu_query_lens[-1])
+    """cu_query_lens [S + 1], context_lens [S] (the step's rows included).
+
+    Sequences in `elsewhere` get no tiles. With `fixed` splits, launches and what is merged do not depend on
+    contexts and prefixes: all rows are merged if some may be, and prefixes are the append kernel's.
+    """
     if tree is None:
-        tree = Tree(_causal(cu_query_lens, context_lens), np.zeros(num_queries, np.int64))
-    query_ids, runs = _runs(cu_query_lens, context_lens, heads.group, prefixes)
-    decodes = runs.num_rows <= heads.decode_rows
-    splits = np.where(
-        decodes,
-        _num_splits(runs, decodes, heads.decode_rows, heads, tuning),
-        _num_splits(runs, ~decodes, heads.append_rows, heads, tuning),
-    )
+        tree = Tree(_causal(cu_query_lens, context_lens), np.zeros(cu_query_lens[-1], np.int64))
+    query_ids, runs = _runs(cu_query_lens, context_lens, heads.group, prefixes, elsewhere)
+    decodes = (runs.num_rows <= heads.decode_rows) & ~(runs.is_shared & (fixed is not None))
+    launches = []
+    splits = np.zeros(len(decodes), np.int32)
+    for shared, kind in ((False, True), (False, False), (True, True), (True, False)):
+        members = np.flatnonzero((runs.is_shared == shared) & (decodes == kind) & (runs.num_rows > 0))
+        if len(members):
+            rows = heads.decode_rows if kind else heads.append_rows
+            count = _num_splits(runs, members, rows, heads, tuning)
+            if fixed is not None:
+                count = fixed.shared if shared else fixed.own
+            splits[members] = count
+            launches.append((kind, members, rows, count))
     prefix_splits = np.append(splits[runs.is_shared], 0)[runs.prefix]
     is_partial = runs.is_shared | (splits > 1) | (prefix_splits > 0)
+    if fixed is not None and fixed.shared:
+        is_partial[:] = True
     phases = tuple(
-        Phase(_tiles(runs, is_partial, prefix_splits, members, rows, num_splits), kind, num_splits)
-        for members, rows, kind in (
-            (np.flatnonzero(decodes), heads.decode_rows, True),
-            (np.flatnonzero(~decodes), heads.append_rows, False),
-        )
-        if len(members)
-        for num_splits in [int(splits[members[0]])]
+        Phase(_tiles(runs, is_partial, prefix_splits, members, rows, count, tuning), kind, count)
+        for kind, members, rows, count in launches
     )
     query_lens = np.diff(cu_query_lens)
     is_merged = np.repeat(is_partial[~runs.is_shared], query_lens)
@@ -136,7 +154,11 @@ def _causal(cu_query_lens: Int32, context_lens: Int32) -> Int32:
 
 
 def _runs(
-    cu_query_lens: Int32, context_lens: Int32, group: int, prefixes: Sequence[SharedPrefix]
+    cu_query_lens: Int32,
+    context_lens: Int32,
+    group: int,
+    prefixes: Sequence[SharedPrefix],
+    elsewhere: Sequence[int],
 ) -> tuple[Int32, _Runs]:
     """query_ids and the runs: each sequence's own, then the shared ones."""
     num_sequences, num_queries = len(context_lens), int(cu_query_lens[-1])
@@ -151,6 +173,8 @@ def _runs(
         prefix_of[list(prefix.sequences)] = index
     prefix_lens = np.array([prefix.num_tokens for prefix in prefixes] + [0])
     own = np.arange(num_sequences)
+    own_lens = np.diff(cu_query_lens)
+    own_lens[list(elsewhere)] = 0
 
     def columns(of_sequences: npt.ArrayLike, of_prefixes: npt.ArrayLike) -> Int32:
         return np.concatenate([of_sequences, of_prefixes]).astype(np.int32)
@@ -158,7 +182,7 @@ def _runs(
     return query_ids, _Runs(
         table=columns(own, [prefix.sequences[0] for prefix in prefixes]),
         first_query=columns(cu_query_lens[:-1], num_queries + np.cumsum(shared_lens) - shared_lens),
-        num_rows=columns(np.diff(cu_query_lens), shared_lens) * group,
+        num_rows=columns(own_lens, shared_lens) * group,
         first_token=columns(prefix_lens[prefix_of], np.zeros(len(prefixes))),
         end_token=columns(context_lens, prefix_lens[:-1]),
         prefix=columns(prefix_of, np.full(len(prefixes), -1)),
@@ -166,14 +190,18 @@ def _runs(
     )
 
 
-def _num_splits(runs: _Runs, members: npt.NDArray[np.bool_], rows: int, heads: Heads, tuning: Tuning) -> int:
-    """Into how many splits a launch divides its runs so that the GPU is busy."""
-    if not members.any():
-        return 1
+def _num_splits(runs: _Runs, members: Int64, rows: int, heads: Heads, tuning: Tuning) -> int:
     blocks = int((-(-runs.num_rows[members] // rows)).sum()) * heads.num_kv_heads
-    longest = int((runs.end_token - runs.first_token)[members].max())
+    return fill(blocks, int((runs.end_token - runs.first_token)[members].max()), tuning)
+
+
+def fill(num_blocks: int, longest: int, tuning: Tuning) -> int:
+    """Into how many splits a launch of that many blocks divides its runs, so that the GPU is busy.
+
+    longest: tokens of the longest run.
+    """
     useful = min(-(-longest // tuning.min_split_tokens), tuning.max_splits)
-    return max(1, min(tuning.num_blocks // max(blocks, 1), useful))
+    return max(1, min(tuning.num_blocks // num_blocks, useful))
 
 
 def _tiles(
@@ -183,6 +211,7 @@ def _tiles(
     members: Int64,
     rows: int,
     num_splits: int,
+    tuning: Tuning,
 ) -> Int32:
     counts = -(-runs.num_rows[members] // rows)
     of = np.repeat(members, counts)
@@ -193,7 +222,9 @@ def _tiles(
     tiles[:, t.END_ROW] = np.minimum(tiles[:, t.FIRST_ROW] + rows, runs.num_rows[of])
     tiles[:, t.FIRST_PAGE] = runs.first_token[of] // t.PAGE
     tiles[:, t.END_PAGE] = -(-runs.end_token[of] // t.PAGE)
-    tiles[:, t.SPLIT_PAGES] = -(-(tiles[:, t.END_PAGE] - tiles[:, t.FIRST_PAGE]) // num_splits)
+    tiles[:, t.SPLIT_PAGES] = np.maximum(
+        -(-(tiles[:, t.END_PAGE] - tiles[:, t.FIRST_PAGE]) // num_splits), tuning.min_split_tokens // t.PAGE
+    )
     tiles[:, t.IS_PARTIAL] = is_partial[of]
     tiles[:, t.FIRST_SPLIT] = first_split[of]
     return tiles

@@ -1,8 +1,8 @@
 """Kernels' Python sources in numba's CUDA simulator, on CPU tensors.
 
 numba simulates what a kernel sees of a block. Here its threads are greenlets, which makes a barrier cheap,
-and run in a random order between barriers, which brings races to light. What numba's simulator lacks is here
-too: what the lanes of a warp do together, and `engine.kernels.cuda.primitives`.
+and run forwards or backwards between barriers, which brings races to light. What numba's simulator lacks is
+here too: what the lanes of a warp do together, and `engine.kernels.cuda.primitives`.
 """
 
 import random
@@ -62,11 +62,11 @@ class _Module(FakeCUDAModule):  # type: ignore[misc]
     def syncthreads(self) -> None:
         _wait(_Barrier())
 
+    def syncwarp(self) -> None:
+        _wait(_Together(_nothing, ()))
+
     def shfl_xor_sync(self, members: int, value: Any, mask: int) -> Any:
         return _wait(_Together(_exchange, (value, mask)))
-
-    def shfl_sync(self, members: int, value: Any, source: int) -> Any:
-        return _wait(_Together(_broadcast, (value, source)))
 
     def jit(self, **_: Any) -> Callable[[Any], Any]:
         return lambda function: function
@@ -100,7 +100,8 @@ def _wait(reason: _Barrier | _Together) -> Any:
 def _run(threads: list[_Thread], order: random.Random) -> None:
     runnable = list(threads)
     while runnable:
-        order.shuffle(runnable)
+        if order.random() < 0.5:
+            runnable.reverse()
         for thread in runnable:
             thread.waits_for = None
             thread.switch(thread.answer)
@@ -141,8 +142,8 @@ def _exchange(lanes: Lanes) -> list[Any]:
     return [lanes[lane ^ mask][0] for lane, (_, mask) in enumerate(lanes)]
 
 
-def _broadcast(lanes: Lanes) -> list[Any]:
-    return [lanes[source][0] for _, source in lanes]
+def _nothing(lanes: Lanes) -> list[Any]:
+    return [None] * WARP
 
 
 def _float_bits(values: npt.ArrayLike) -> npt.NDArray[np.uint32]:

@@ -1,0 +1,35 @@
+"""Arrays that travel to the device together, in one copy."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+_ALIGNMENT = 16
+
+
+class PackedArrays:
+    """Memory for arrays of these shapes and types; `tensors` are they on the device."""
+
+    def __init__(self, arrays: Sequence[Array], device: torch.device) -> None:
+        sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
+        starts = np.cumsum([0, *sizes])
+        pinned = device.type == "cuda"
+        self._host = torch.empty(int(starts[-1]), dtype=torch.uint8, pin_memory=pinned)
+        self._device = torch.empty_like(self._host, device=device, pin_memory=False)
+        host = self._host.numpy()
+        self._views: list[Array] = []
+        self.tensors: list[torch.Tensor] = []
+        for array, start in zip(arrays, starts[:-1], strict=True):
+            span = slice(int(start), int(start) + array.nbytes)
+            self._views.append(host[span].view(array.dtype).reshape(array.shape))
+            kind = torch.int64 if array.dtype == np.int64 else torch.int32
+            self.tensors.append(self._device[span].view(kind).view(array.shape))
+
+    def send(self, arrays: Sequence[Array]) -> None:
+        """Queues the copy on the current stream; the one before must have come to its end."""
+        for view, array in zip(self._views, arrays, strict=True):
+            view[...] = array
+        self._device.copy_(self._host, non_blocking=True)
