@@ -1,0 +1,163 @@
+"""Traps of speculative decoding, each by its name."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.batch import Batch
+from engine.engine import Engine
+from engine.kv_pool import KVPool
+from engine.scheduler import SchedulerLimits
+from engine.sequence import FinishReason, Sequence
+from engine.speculation.drafter import Draft, DraftSource
+from engine.speculation.planner import SpeculationPlanner, learn
+from engine.speculation.prompt_lookup import PromptLookup
+from engine.speculation.step_cost import StepCost
+from memory_manager import MemoryConfig, MemoryManager
+from tests.engine.harness import Harness, request
+from tests.engine.hash_model import small_pool
+from tests.in_process_memory import InProcessMemory
+
+
+class Scripted:
+    """A drafter that proposes what it is told, once the sequence has an output."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
+        if sequence.num_output != 1:
+            return None
+        return Draft(self._tokens[:max_tokens], DraftSource.PROMPT_LOOKUP)
+
+
+class TableModel:
+    """Its next token is a function of the last one."""
+
+    def __init__(self, following: dict[int, int], vocab_size: int = 1000) -> None:
+        self._following = following
+        self._vocab_size = vocab_size
+
+    def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
+        kv.keys(0).view(-1)[torch.from_numpy(batch.slot_mapping).long()] = 1.0
+        rows = [self._following.get(int(t), 7) for t in batch.token_ids[batch.logit_rows]]
+        return torch.nn.functional.one_hot(torch.tensor(rows), self._vocab_size).float()
+
+
+def test_three_of_four_drafts_are_kept_and_the_surplus_block_goes_back() -> None:
+    """Drafts [100, 101, 102, 103], target [100, 101, 999]."""
+    manager, kv = MemoryManager(MemoryConfig()), small_pool(8)
+    model = TableModel({1: 50, 50: 100, 100: 101, 101: 999, 102: 103})
+    planner = SpeculationPlanner([Scripted([100, 101, 102, 103])], StepCost([(1, 1.0), (100, 1.001)]))
+    engine = Engine(model, kv, InProcessMemory(manager), SchedulerLimits(8), "table", planner)
+    engine.add(request("r", [1] * 25, max_tokens=40))
+    outputs, num_held = [], []
+    for _ in range(6):
+        outputs += engine.step()
+        num_held.append(8 - manager.stats().engines[0].num_free)
+        assert manager.check_integrity() == []
+    drafted = [o for o in outputs if o.num_draft_tokens]
+    assert [(o.token_ids, o.num_draft_tokens, o.num_accepted_tokens) for o in drafted] == [
+        ([100, 101, 999], 4, 2)
+    ]
+    # 25 + 1 + 3 tokens fit two blocks; a third was held in reserve for more drafts.
+    assert max(num_held) == 3
+    assert num_held[-1] == 2
+    stats = manager.stats().engines[0]
+    assert stats.num_truncated_blocks == 1
+    assert stats.num_forks == 0, "nothing was copied"
+
+
+def test_stop_tokens_and_length_cut_an_accepted_run() -> None:
+    free = Harness().run(request("r", [5, 6, 7], max_tokens=20))["r", 0].tokens
+    for max_tokens in range(1, 20):
+        drafters = [Scripted(free[1:])]
+        cut = Harness(drafters=drafters).run(request("r", [5, 6, 7], max_tokens=max_tokens))["r", 0]
+        assert (cut.tokens, cut.reason) == (free[:max_tokens], FinishReason.LENGTH)
+    for stop in set(free):
+        end = free.index(stop) + 1
+        harness = Harness(drafters=[Scripted(free[1:])])
+        params = {"max_tokens": 20, "stop_token_ids": frozenset({stop})}
+        stopped = harness.run(request("r", [5, 6, 7], **params))["r", 0]  # type: ignore[arg-type]
+        assert (stopped.tokens, stopped.reason) == (free[:end], FinishReason.STOP)
+        harness.assert_idle_and_clean()
+
+
+def test_rejected_drafts_are_counted_as_drafts_and_never_as_tokens() -> None:
+    harness = Harness(drafters=[Scripted([31, 31, 31, 31])])
+    done = harness.run(request("r", [5, 6, 7], max_tokens=10))["r", 0]
+    assert len(done.tokens) == 10
+    assert harness.engine.metrics.num_draft_tokens > 0
+    assert harness.engine.metrics.num_decode_tokens <= 10
+
+
+def test_no_shared_block_is_ever_written() -> None:
+    """The blocks of a cached prefix are poisoned while others draft behind it: any write would show."""
+    harness = Harness(drafters=[PromptLookup()])
+    prefix = [t % 5 for t in range(64)]
+    harness.run(request("first", prefix, max_tokens=2))
+    pool = harness.engine._runner._kv.pages
+    snapshot = harness.manager.inspect_blocks("engine-0")
+    shared = torch.from_numpy(np.flatnonzero(snapshot.depths > 0))
+    before = pool[:, :, shared].clone()
+    for i in range(4):
+        harness.run(request(f"again-{i}", [*prefix, i], max_tokens=30, temperature=1.0, seed=i))
+    assert torch.equal(pool[:, :, shared], before)
+    assert harness.engine.metrics.num_draft_tokens > 0
+
+
+def test_speculation_can_be_switched_off_for_a_request() -> None:
+    harness = Harness(drafters=[PromptLookup()])
+    harness.run(replace(request("r", [1, 2, 3, 4] * 8, max_tokens=20), disable_speculation=True))
+    assert harness.engine.metrics.num_draft_tokens == 0
+
+
+def test_prompt_lookup_proposes_what_followed_the_longest_match() -> None:
+    tokens = [1, 2, 3, 4, 9, 9, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
+    sequence = Sequence(request("r", tokens), 0, 0)
+    lookup = PromptLookup()
+    draft = lookup.propose(sequence, 8)
+    assert draft is not None
+    assert draft.tokens == [9, 9, 2, 3]
+    sequence.tokens += [5, 6]
+    following = lookup.propose(sequence, 2)
+    assert following is not None
+    assert following.tokens == [7, 1]
+
+
+def test_drafts_are_not_made_where_they_do_not_pay() -> None:
+    sequences = [Sequence(request(f"r{i}", [1, 2, 3, 1, 2, 3]), 0, i) for i in range(8)]
+    for sequence in sequences:
+        sequence.block_table = [0, 1, 2]
+    costly = SpeculationPlanner([PromptLookup()], StepCost([(1, 1.0), (100, 100.0)]))
+    assert costly.plan(sequences, 0, 1000) == {}
+    cheap = SpeculationPlanner([PromptLookup()], StepCost([(1, 1.0), (100, 1.01)]))
+    assert len(cheap.plan(sequences, 0, 1000)) == 8
+    assert sum(len(d.tokens) for d in cheap.plan(sequences, 0, 10).values()) <= 10
+
+
+def test_acceptance_is_learned() -> None:
+    sequence = Sequence(request("r", [1]), 0, 0)
+    for _ in range(30):
+        learn(sequence, 4, 0)
+    assert sequence.acceptance < 0.05
+    for _ in range(30):
+        learn(sequence, 4, 4)
+    assert sequence.acceptance > 0.95
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_the_distribution_is_the_targets_whatever_is_drafted(temperature: float) -> None:
+    """Next tokens over many seeds, with a drafter that always proposes the same."""
+
+    def tally(drafters: list[Scripted]) -> Counter[tuple[int, ...]]:
+        harness = Harness(num_blocks=2000, max_num_seqs=400, budget=4000, drafters=drafters)
+        requests = [
+            request(str(i), [1, 2], max_tokens=3, temperature=temperature, seed=i) for i in range(400)
+        ]
+        return Counter(tuple(choice.tokens) for choice in harness.run(*requests).values())
+
+    assert tally([Scripted([4, 4])]) == tally([])
