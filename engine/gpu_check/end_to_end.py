@@ -1,0 +1,143 @@
+"""Decoding with a model of random weights: whole steps, as CUDA graphs and launched one by one."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine import kv_pool
+from engine.batch import Batch
+from engine.gpu_check.parity import Kernels
+from engine.gpu_check.report import Measurement
+from engine.gpu_check.timing import seconds
+from engine.kv_pool import BLOCK_SIZE, KVPool
+from engine.model.config import ModelConfig
+from engine.model.cuda_decoder import CudaDecoder
+from engine.shared_runs import find_shared_runs
+
+# The shape of Llama 3.2 1B.
+CONFIG = ModelConfig(
+    name="random", architecture="llama", num_layers=16, hidden_size=2048, num_heads=32, num_kv_heads=8,
+    head_dim=64, intermediate_size=8192, vocab_size=128_256, max_position=8192, rms_norm_eps=1e-5,
+    rope_theta=500_000.0, rope_scaling=None, tie_embeddings=True, eos_token_ids=(),
+)  # fmt: skip
+CONTEXT = 2048
+BATCHES = (1, 8, 32, 128)
+# Greatest difference of logits, relative to the greatest logit.
+SAME = 2e-2
+
+
+class RandomCheckpoint:
+    """Weights that keep the residual stream of order one."""
+
+    config = CONFIG
+    path = Path("random")
+    fingerprint = "random"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if len(shape) == 1:
+            return torch.ones(shape, device=self._device)
+        return torch.randn(shape, device=self._device) * float(shape[-1] ** -0.5)
+
+    def has(self, name: str) -> bool:
+        return True
+
+
+@torch.inference_mode()
+def measure(kernels: Kernels, device: torch.device) -> list[Measurement]:
+    torch.manual_seed(0)
+    model = CudaDecoder(
+        RandomCheckpoint(device), torch.bfloat16, CONFIG.max_position, device, kernels(CONFIG.head_dim)
+    )
+    num_blocks = max(BATCHES) * (CONTEXT // BLOCK_SIZE + 1)
+    kv = _filled_pool(num_blocks, device)
+    batches = {size: _decode_batch(size, shares=False) for size in BATCHES}
+    launched = {size: model.logits(batch, kv) for size, batch in batches.items()}
+    eager = {size: _step_seconds(model, batch, kv) for size, batch in batches.items()}
+    shared_batch = _decode_batch(32, shares=True)
+    shared_launched = model.logits(shared_batch, kv)
+    prefill = _prefill_rows_per_second(model, kv)
+    model.record_decodes(kv, max(BATCHES), CONTEXT + BLOCK_SIZE)
+    measurements = [Measurement("model.prefill", prefill, "tokens/s", "higher")]
+    for size, batch in batches.items():
+        difference = _difference(model.logits(batch, kv), launched[size])
+        step = _step_seconds(model, batch, kv)
+        measurements += [
+            Measurement(
+                f"model.graph_parity.batch{size}", difference, "of the greatest logit", "lower", SAME
+            ),
+            Measurement(f"model.decode.batch{size}", size / step, "tokens/s", "higher"),
+            Measurement(f"model.decode.batch{size}.without_graph", size / eager[size], "tokens/s", "higher"),
+        ]
+    difference = _difference(model.logits(shared_batch, kv), shared_launched)
+    step = _step_seconds(model, shared_batch, kv)
+    return [
+        *measurements,
+        Measurement("model.graph_parity.shared32", difference, "of the greatest logit", "lower", SAME),
+        Measurement("model.decode.shared32", 32 / step, "tokens/s", "higher"),
+        _chunks_agree(model, kv),
+    ]
+
+
+def _filled_pool(num_blocks: int, device: torch.device) -> KVPool:
+    shape = CONFIG.num_layers, 2, num_blocks, CONFIG.num_kv_heads, BLOCK_SIZE, CONFIG.head_dim
+    return kv_pool.KVPool(torch.randn(shape, dtype=torch.bfloat16, device=device))
+
+
+def _batch(
+    starts: list[int], counts: list[int], tables: np.ndarray[tuple[int, int], np.dtype[np.int32]]
+) -> Batch:
+    """Sequences of which `counts` tokens from `starts` on are computed; the last row of each has logits."""
+    cu_query_lens = np.cumsum([0, *counts]).astype(np.int32)
+    positions = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, counts, strict=True)])
+    sequences = np.repeat(np.arange(len(starts)), counts)
+    slots = tables[sequences, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    return Batch(
+        scheduled=(),
+        token_ids=(positions * 31 % CONFIG.vocab_size).astype(np.int32),
+        positions=positions.astype(np.int32),
+        slot_mapping=slots.astype(np.int32),
+        cu_query_lens=cu_query_lens,
+        context_lens=(np.array(starts) + counts).astype(np.int32),
+        block_tables=tables,
+        logit_rows=cu_query_lens[1:] - 1,
+        shared_runs=find_shared_runs(tables, np.array(starts, np.int32)),
+    )
+
+
+def _decode_batch(size: int, shares: bool) -> Batch:
+    blocks = CONTEXT // BLOCK_SIZE + 1
+    order = np.random.default_rng(0).permutation(size * blocks)
+    tables = order.reshape(size, blocks).astype(np.int32)
+    if shares:  # three quarters of the context
+        tables[:, : blocks * 3 // 4] = tables[0, : blocks * 3 // 4]
+    return _batch([CONTEXT + s % BLOCK_SIZE for s in range(size)], [1] * size, tables)
+
+
+def _step_seconds(model: CudaDecoder, batch: Batch, kv: KVPool) -> float:
+    """Preparing and sending the batch included, as in a server."""
+    return seconds(lambda: model.logits(batch, kv), repeats=10)
+
+
+def _prefill_rows_per_second(model: CudaDecoder, kv: KVPool) -> float:
+    tables = np.arange(4 * CONTEXT // BLOCK_SIZE, dtype=np.int32).reshape(4, -1)
+    batch = _batch([0] * 4, [CONTEXT] * 4, tables)
+    return 4 * CONTEXT / seconds(lambda: model.logits(batch, kv))
+
+
+def _chunks_agree(model: CudaDecoder, kv: KVPool) -> Measurement:
+    """A prompt at once, by torch's attention, and in chunks, by ours."""
+    length, chunk = 1200, 300
+    tables = np.arange(-(-length // BLOCK_SIZE), dtype=np.int32)[None]
+    whole = model.logits(_batch([0], [length], tables), kv).clone()
+    for start in range(0, length, chunk):
+        chunked = model.logits(_batch([start], [chunk], tables), kv)
+    difference = _difference(chunked, whole)
+    return Measurement("model.chunk_parity", difference, "of the greatest logit", "lower", 3 * SAME)
+
+
+def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).abs().nan_to_num(torch.inf).max() / expected.abs().max())
