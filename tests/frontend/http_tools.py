@@ -1,10 +1,13 @@
 """Reading what the HTTP door answers."""
 
 import json
+from array import array
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+
+from tests.fakes import ScriptedEngine
 
 
 def strict_json(text: str) -> Any:
@@ -60,3 +63,8 @@ def check_error(response: httpx.Response, status: int) -> dict[str, Any]:
 
 def _joined(events: list[Any], index: int, text_of: Callable[[Any], str]) -> str:
     return "".join(text_of(choice) for choice in choices(events, index))
+
+
+def prompt_ids(engine: ScriptedEngine, number: int = -1) -> list[int]:
+    """What the engine was given as its prompt."""
+    return array("i", engine.submits[number].prompt_token_ids).tolist()
