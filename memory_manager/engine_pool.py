@@ -140,7 +140,7 @@ class EnginePool:
         has_new = request.acquires or request.fork.child_ids.size
         begun = updates.Begun(
             *updates.begin(
-                self.tables.handle,
+                self.tables.arrays,
                 request.launched_step,
                 request.completed_step,
                 request.advance.sequence_ids,
@@ -178,9 +178,9 @@ class EnginePool:
         if num_new:
             self.tables.make_rows(num_new)
         if request.truncate.sequence_ids.size:
-            updates.truncate(self.tables.handle, *request.truncate)
+            updates.truncate(self.tables.arrays, *request.truncate)
         if request.release.sequence_ids.size:
-            updates.release(self.tables.handle, *request.release)
+            updates.release(self.tables.arrays, *request.release)
         fork_result, room_result = NO_FORK_RESULT, NO_ROOM_RESULT
         if request.fork.parent_ids.size:
             fork_result = self._fork(request, begun.most_copies)
@@ -211,13 +211,13 @@ class EnginePool:
         parent_ids, child_ids = request.fork.parent_ids, request.fork.child_ids
         granted, num_copies = np.empty(parent_ids.size, np.int32), np.empty(parent_ids.size, np.int32)
         src, dst = np.empty(most_copies, np.int32), np.empty(most_copies, np.int32)
-        num_all = updates.fork(self.tables.handle, parent_ids, child_ids, granted, num_copies, src, dst)
+        num_all = updates.fork(self.tables.arrays, parent_ids, child_ids, granted, num_copies, src, dst)
         return ForkResult(granted, num_copies, src[:num_all], dst[:num_all])
 
     def _room(self, request: UpdateRequest, most_room: int) -> RoomResult:
         sequence_ids, num_ahead = request.room.sequence_ids, request.room.num_tokens_ahead
         num_blocks, blocks = np.empty(sequence_ids.size, np.int32), np.empty(most_room, np.int32)
-        num_all = updates.room(self.tables.handle, sequence_ids, num_ahead, num_blocks, blocks)
+        num_all = updates.room(self.tables.arrays, sequence_ids, num_ahead, num_blocks, blocks)
         return RoomResult(num_blocks, blocks[:num_all])
 
     def _acquire(self, acquire: Acquire) -> AcquireResult:
@@ -228,7 +228,7 @@ class EnginePool:
             return AcquireResult(AcquireStatus.NEVER, num_needed=num_needed, num_limit=num_limit)
         table: Int32s = np.empty(num_needed, np.int32)
         outcome = core_acquire.acquire(
-            self.tables.handle,
+            self.tables.arrays,
             acquire.sequence_id,
             tenant,
             self.tables.root_row((acquire.salt, acquire.adapter)),
@@ -249,7 +249,7 @@ class EnginePool:
 
     def _take_woken(self, num_woken: int) -> Int64s:
         woken = np.empty(num_woken, np.int64)
-        take_woken(self.tables.handle, woken)
+        take_woken(self.tables.arrays, woken)
         return woken
 
     def clear(self, condition: Callable[[Namespace], bool]) -> Cleared:
@@ -259,5 +259,5 @@ class EnginePool:
         in_scope[[row for namespace, row in self.tables.namespaces.rows.items() if condition(namespace)]] = (
             True
         )
-        purged = prefixes.purge(self.tables.handle, in_scope)
+        purged = prefixes.purge(self.tables.arrays, in_scope)
         return Cleared(purged.num_freed, purged.num_detached)

@@ -37,7 +37,7 @@ def _picture(engine: EnginePool, version: int) -> BlockSnapshot:
         parents=np.empty(size, np.int32),
     )
     inspect(
-        engine.tables.handle,
+        engine.tables.arrays,
         snapshot.states,
         snapshot.num_users,
         snapshot.depths,

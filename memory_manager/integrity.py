@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memory_manager.core.edges import find_block
 from memory_manager.core.hashing import edge_hash, extend_path
 from memory_manager.core.layout import (
     BLOCK_SIZE,
@@ -17,9 +16,10 @@ from memory_manager.core.layout import (
     PRIVATE,
     QUARANTINED,
     READY,
+    Array,
     Pool,
 )
-from memory_manager.core.rows import find_row
+from memory_manager.core.probe import block_like, row_of
 from memory_manager.engine_pool import EnginePool
 
 
@@ -29,9 +29,9 @@ def check_pool(engine: EnginePool) -> list[str]:
     try:
         return [
             *_check_states(pool),
-            *_check_sequences(pool),
+            *_check_sequences(pool, engine.tables.arrays),
             *_check_trie(pool, engine.pins.held_nodes),
-            *_check_edges(pool),
+            *_check_edges(pool, engine.tables.arrays),
             *_check_order(pool, sorted(engine.tables.tenants.rows.values())),
             *_check_tenants(pool, engine.pins.blocks_by_tenant),
             *_check_waiters(pool),
@@ -94,7 +94,7 @@ def _check_states(pool: Pool) -> Iterator[str]:
         yield "a block is in no known state"
 
 
-def _check_sequences(pool: Pool) -> Iterator[str]:
+def _check_sequences(pool: Pool, arrays: Array) -> Iterator[str]:
     rows = _live_rows(pool)
     num_sequences = int(pool.counters["num_sequences"][0])
     num_spare = pool.sequences.size - num_sequences
@@ -105,18 +105,18 @@ def _check_sequences(pool: Pool) -> Iterator[str]:
     chained: list[int] = []
     for row in rows:
         chained += _private_chain(pool, row)
-        for violation in _check_sequence(pool, row):
+        for violation in _check_sequence(pool, arrays, row):
             yield f"sequence {pool.sequences['sequence_id'][row]}: {violation}"
     if sorted(chained) != sorted(_in_states(pool, PRIVATE, PENDING)):
         yield "the private blocks are not in one page table each"
 
 
-def _check_sequence(pool: Pool, row: int) -> Iterator[str]:
+def _check_sequence(pool: Pool, arrays: Array, row: int) -> Iterator[str]:
     sequence = pool.sequences[row]
     num_tokens, num_sealed = int(sequence["num_tokens"]), int(sequence["num_sealed"])
     chain = _private_chain(pool, row)
     path = _path(pool, int(sequence["node"]))
-    if find_row(pool, int(sequence["sequence_id"])) != row:
+    if row_of(arrays, int(sequence["sequence_id"])) != row:
         yield "not found in the index"
     if len(path) != num_sealed or len(path) + len(chain) != sequence["num_blocks"]:
         yield "num_sealed or num_blocks does not fit the page table"
@@ -183,7 +183,7 @@ def _check_trie(pool: Pool, pinned: list[int]) -> Iterator[str]:
             yield f"root {root} has {pool.roots['sequences'][root]} sequences, counted {num_in_root[root]}"
 
 
-def _check_edges(pool: Pool) -> Iterator[str]:
+def _check_edges(pool: Pool, arrays: Array) -> Iterator[str]:
     size = pool.nodes.size
     indexed = _in_states(pool, READY, PENDING)
     linked = [int(block) for block in pool.edges["block"] if block != NONE]
@@ -198,7 +198,7 @@ def _check_edges(pool: Pool) -> Iterator[str]:
             yield f"block {block} is indexed below block {parent}, which is not"
         if pool.nodes["edge_hash"][block] != hashed:
             yield f"block {block} has a wrong hash"
-        if find_block(pool, hashed, parent, pool.tokens, block * BLOCK_SIZE) != block:
+        if block_like(arrays, block) != block:
             yield f"block {block} is not the one that its tokens lead to"
 
 

@@ -47,14 +47,14 @@ class Pins:
                 f"{prefix.num_blocks} blocks more than {limits['pinned']} pinned ones exceed the cap of"
                 f" {limits['pin_cap']}",
             )
-        prefixes.pin(self._tables.handle, row, prefix)
+        prefixes.pin(self._tables.arrays, row, prefix.node, prefix.num_blocks)
         self.entries[pin_id] = PinEntry(row, namespace, prefix, ttl_ms, now_us + 1000 * ttl_ms)
         return Pin(pin_id, prefix.num_blocks * BLOCK_SIZE)
 
     def remove(self, pin_id: int) -> None:
         """Raises KeyError when there is no such pin."""
         entry = self.entries.pop(pin_id)
-        prefixes.unpin(self._tables.handle, entry.tenant_row, entry.prefix)
+        prefixes.unpin(self._tables.arrays, entry.tenant_row, entry.prefix.node, entry.prefix.num_blocks)
 
     def remove_where(self, condition: Callable[[Namespace], bool]) -> None:
         for pin_id, entry in list(self.entries.items()):

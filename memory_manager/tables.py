@@ -9,7 +9,7 @@ from memory_manager.columns import Int32s
 from memory_manager.config import MemoryConfig, TenantLimits
 from memory_manager.core import prefixes
 from memory_manager.core.growth import doubled, grow_sequences
-from memory_manager.core.handle import PoolHandle
+from memory_manager.core.handle import address_table
 from memory_manager.core.layout import CHANGE, HEADLINE, NONE, Array, Pool, new_pool
 from memory_manager.directory import Directory, K
 
@@ -26,7 +26,7 @@ class Tables:
     def adopt(self, pool: Pool) -> None:
         """Goes on with these arrays."""
         self.pool = pool
-        self.handle = PoolHandle(pool)
+        self.arrays = address_table(pool)
         self.headline = pool.counters.view(np.int64)[: len(HEADLINE)]
 
     def make_rows(self, num_new: int) -> None:
@@ -78,7 +78,7 @@ class Tables:
         root = self.namespaces.rows.get(namespace)
         if root is None or limit <= 0:
             return prefixes.Prefix(0, NONE)
-        return prefixes.find_prefix(self.handle, root, tokens, limit)
+        return prefixes.find_prefix(self.arrays, root, tokens, limit)
 
     def root_row(self, namespace: Namespace) -> int:
         row = self.namespaces.rows.get(namespace)

@@ -7,7 +7,7 @@ import numpy as np
 from memory_manager.core.blocks import append_blocks
 from memory_manager.core.eviction import reserve
 from memory_manager.core.ghosts import explain_miss
-from memory_manager.core.handle import PoolHandle
+from memory_manager.core.handle import open_pool
 from memory_manager.core.hashing import chain_paths
 from memory_manager.core.holds import hold, take_back_hold
 from memory_manager.core.jit import inner, kernel
@@ -31,7 +31,7 @@ class AcquireOutcome(NamedTuple):
 
 @kernel
 def acquire(
-    handle: PoolHandle,
+    arrays: Array,
     sequence_id: int,
     tenant: int,
     root: int,
@@ -41,7 +41,7 @@ def acquire(
     table: Array,  # out, int32[ceil(n / 16)], whole when granted
 ) -> AcquireOutcome:
     """All or nothing. At least the last token is left to compute, so a whole prompt is never matched."""
-    pool = handle.pool
+    pool: Pool = open_pool(arrays)
     num_tokens = tokens.size
     paths = np.empty(num_tokens // BLOCK_SIZE, np.uint64)
     chain_paths(pool, root, tokens, paths)

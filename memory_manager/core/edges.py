@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from memory_manager.core.jit import inner, kernel
+from memory_manager.core.jit import inner
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
 
 
@@ -27,7 +27,7 @@ def same_tokens(left: Array, left_start: int, right: Array, right_start: int) ->
     return difference == 0
 
 
-@kernel
+@inner
 def find_block(pool: Pool, edge_hash: np.uint32, parent: int, tokens: Array, start: int) -> int:
     """The block below `parent` that holds `tokens[start : start + 16]`, or NONE."""
     edges = pool.edges

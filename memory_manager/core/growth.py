@@ -2,26 +2,28 @@
 
 import numpy as np
 
-from memory_manager.core.layout import ROW, Array, Pool
-from memory_manager.core.rows import index_row
+from memory_manager.core.handle import address_table
+from memory_manager.core.layout import ROW, Array, Pool, aligned_zeros
+from memory_manager.core.rows import index_rows
 
 
 def doubled(table: Array) -> Array:
-    return np.concatenate([table, np.zeros_like(table)])
+    grown = aligned_zeros(2 * table.size, table.dtype)
+    grown[: table.size] = table
+    return grown
 
 
 def grow_sequences(pool: Pool) -> Pool:
     """Twice as many sequence rows."""
     size = pool.sequences.size
     num_spare = size - int(pool.counters["num_sequences"][0])
-    spare_rows = np.zeros(2 * size, np.int32)
+    spare_rows = aligned_zeros(2 * size, np.int32)
     spare_rows[:size] = np.arange(2 * size - 1, size - 1, -1)
     spare_rows[size : size + num_spare] = pool.spare_rows[:num_spare]
     grown = pool._replace(
         sequences=doubled(pool.sequences),
         spare_rows=spare_rows,
-        row_index=np.zeros(2 * pool.row_index.size, ROW),
+        row_index=aligned_zeros(2 * pool.row_index.size, ROW),
     )
-    for row in np.flatnonzero(pool.sequences["sequence_id"]):
-        index_row(grown, int(pool.sequences["sequence_id"][row]), int(row))
+    index_rows(address_table(grown))
     return grown

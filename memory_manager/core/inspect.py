@@ -6,7 +6,7 @@ every loop ends and every index is in range.
 
 import numpy as np
 
-from memory_manager.core.handle import PoolHandle
+from memory_manager.core.handle import open_pool
 from memory_manager.core.jit import inner, kernel
 from memory_manager.core.layout import (
     DETACHED,
@@ -28,14 +28,14 @@ _REPORTED[[FREE, PRIVATE, READY, FENCED, QUARANTINED, PENDING, DETACHED]] = [0, 
 
 @kernel
 def inspect(
-    handle: PoolHandle,
+    arrays: Array,
     states: Array,  # out, uint8[N]
     num_users: Array,  # out, int32[N], zeros
     depths: Array,  # out, int32[N]
     owners: Array,  # out, int32[N]
     parents: Array,  # out, int32[N]
 ) -> None:
-    pool = handle.pool
+    pool: Pool = open_pool(arrays)
     num_blocks = pool.nodes.size
     for block in range(num_blocks):
         state = _REPORTED[pool.state[block]]

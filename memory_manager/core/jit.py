@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from numba import njit
+from numba import njit, types
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +32,19 @@ def kernel(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """For functions that only kernels call: no wrapper is compiled, so Python must not call them."""
-    return njit(  # type: ignore[no-any-return]
-        nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
-    )(function)
+    """For functions that only kernels call: no wrapper is compiled, so Python must not call them.
+
+    Integers (block ids, counts, hashes) are passed as int64, whatever the caller has, so that a function
+    is compiled once and not for every mixture of int32, uint32 and int64.
+    """
+    dispatcher = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(
+        function
+    )
+    compile_exactly = dispatcher.compile
+    dispatcher.compile = lambda argument_types: compile_exactly(tuple(map(_widened, argument_types)))
+    return dispatcher  # type: ignore[no-any-return]
+
+
+def _widened(argument_type: types.Type) -> types.Type:
+    is_narrow = isinstance(argument_type, types.Integer) and argument_type.bitwidth < 64
+    return types.int64 if is_narrow or isinstance(argument_type, types.IntegerLiteral) else argument_type

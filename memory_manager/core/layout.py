@@ -114,27 +114,50 @@ COUNTERS = np.dtype([(name, np.int64) for name in (*HEADLINE, *_OTHER_COUNTERS)]
 
 
 class Pool(NamedTuple):
-    """One engine's pool. N blocks; the other sizes grow with use."""
+    """One engine's pool. N blocks; the other sizes grow with use. Element types are in POOL_DTYPES."""
 
-    tokens: Array  # int32[16 N], the tokens in each block's slots
-    nodes: Array  # NODE[N]
-    state: Array  # uint8[N]
-    owner: Array  # int32[N], tenant charged; meaningless while FREE or FENCED
-    prev: Array  # int32[N]
-    next: Array  # int32[N]
-    free_list: Array  # int32[N], a stack of num_free blocks
-    fence: Array  # int32[N], num_fenced blocks, oldest first
-    edges: Array  # EDGE[2 N], open addressing, linear probing; block NONE = empty
-    roots: Array  # ROOT[R]
-    sequences: Array  # SEQUENCE[S], sequence_id 0 = unused
-    spare_rows: Array  # int32[S], a stack of the S - num_sequences unused rows
-    row_index: Array  # ROW[4 S], open addressing by sequence id; 0 = empty
-    tenants: Array  # TENANT[T]
-    waiters: Array  # WAITER[W], oldest first
-    ghosts: Array  # GHOST[G], direct-mapped by edge hash; G is a power of two
-    changes: Array  # CHANGE[2 N], or empty while nobody watches
-    secret: Array  # uint32[16], keys of the token hash
-    counters: Array  # COUNTERS[1]
+    tokens: Array  # [16 N], the tokens in each block's slots
+    nodes: Array  # [N]
+    state: Array  # [N]
+    owner: Array  # [N], tenant charged; meaningless while FREE or FENCED
+    prev: Array  # [N]
+    next: Array  # [N]
+    free_list: Array  # [N], a stack of num_free blocks
+    fence: Array  # [N], num_fenced blocks, oldest first
+    edges: Array  # [2 N], open addressing, linear probing; block NONE = empty
+    roots: Array  # [R]
+    sequences: Array  # [S], sequence_id 0 = unused
+    spare_rows: Array  # [S], a stack of the S - num_sequences unused rows
+    row_index: Array  # [4 S], open addressing by sequence id; 0 = empty
+    tenants: Array  # [T]
+    waiters: Array  # [W], oldest first
+    ghosts: Array  # [G], direct-mapped by edge hash; G is a power of two
+    changes: Array  # [2 N], or empty while nobody watches
+    secret: Array  # [16], keys of the token hash
+    counters: Array  # [1]
+
+
+POOL_DTYPES: dict[str, np.dtype[Any]] = {
+    "tokens": np.dtype(np.int32),
+    "nodes": NODE,
+    "state": np.dtype(np.uint8),
+    "owner": np.dtype(np.int32),
+    "prev": np.dtype(np.int32),
+    "next": np.dtype(np.int32),
+    "free_list": np.dtype(np.int32),
+    "fence": np.dtype(np.int32),
+    "edges": EDGE,
+    "roots": ROOT,
+    "sequences": SEQUENCE,
+    "spare_rows": np.dtype(np.int32),
+    "row_index": ROW,
+    "tenants": TENANT,
+    "waiters": WAITER,
+    "ghosts": GHOST,
+    "changes": CHANGE,
+    "secret": np.dtype(np.uint32),
+    "counters": COUNTERS,
+}
 
 
 def aligned_zeros(size: int, dtype: Any) -> Array:
@@ -147,32 +170,31 @@ def aligned_zeros(size: int, dtype: Any) -> Array:
 
 def new_pool(num_blocks: int, secret: npt.NDArray[np.uint32]) -> Pool:
     """An all-free pool. Block 0 is handed out first."""
-    edges = aligned_zeros(2 * num_blocks, EDGE)
-    edges["block"] = NONE
-    counters = np.zeros(1, COUNTERS)
-    counters["num_free"] = num_blocks
-    counters["launched_step"] = counters["completed_step"] = 0
-    return Pool(
-        tokens=aligned_zeros(BLOCK_SIZE * num_blocks, np.int32),
-        nodes=aligned_zeros(num_blocks, NODE),
-        state=np.zeros(num_blocks, np.uint8),
-        owner=np.full(num_blocks, NONE, np.int32),
-        prev=np.full(num_blocks, NONE, np.int32),
-        next=np.full(num_blocks, NONE, np.int32),
-        free_list=np.arange(num_blocks - 1, -1, -1, dtype=np.int32),
-        fence=np.zeros(num_blocks, np.int32),
-        edges=edges,
-        roots=np.zeros(4, ROOT),
-        sequences=np.zeros(16, SEQUENCE),
-        spare_rows=np.arange(15, -1, -1, dtype=np.int32),
-        row_index=np.zeros(64, ROW),
-        tenants=np.zeros(4, TENANT),
-        waiters=np.zeros(16, WAITER),
-        ghosts=np.zeros(_num_ghosts(num_blocks), GHOST),
-        changes=np.zeros(0, CHANGE),
-        secret=secret,
-        counters=counters,
+    sizes = {
+        "tokens": BLOCK_SIZE * num_blocks,
+        "edges": 2 * num_blocks,
+        "roots": 4,
+        "sequences": 16,
+        "spare_rows": 16,
+        "row_index": 64,
+        "tenants": 4,
+        "waiters": 16,
+        "ghosts": _num_ghosts(num_blocks),
+        "changes": 0,
+        "secret": BLOCK_SIZE,
+        "counters": 1,
+    }
+    pool = Pool(
+        **{name: aligned_zeros(sizes.get(name, num_blocks), dtype) for name, dtype in POOL_DTYPES.items()}
     )
+    for links in (pool.owner, pool.prev, pool.next):
+        links[:] = NONE
+    pool.edges["block"] = NONE
+    pool.free_list[:] = np.arange(num_blocks - 1, -1, -1)
+    pool.spare_rows[:] = np.arange(15, -1, -1)
+    pool.secret[:] = secret
+    pool.counters["num_free"] = num_blocks
+    return pool
 
 
 def _num_ghosts(num_blocks: int) -> int:

@@ -8,7 +8,7 @@ from memory_manager.core.blocks import put_back
 from memory_manager.core.changes import REMOVED, log_change
 from memory_manager.core.edges import remove_edge
 from memory_manager.core.ghosts import EvictionCause, remember
-from memory_manager.core.handle import PoolHandle
+from memory_manager.core.handle import open_pool
 from memory_manager.core.hashing import chain_paths
 from memory_manager.core.holds import drop_hold, hold
 from memory_manager.core.jit import inner, kernel
@@ -23,9 +23,9 @@ class Prefix(NamedTuple):
 
 
 @kernel
-def find_prefix(handle: PoolHandle, root: int, tokens: Array, limit: int) -> Prefix:
+def find_prefix(arrays: Array, root: int, tokens: Array, limit: int) -> Prefix:
     """The longest READY path along `tokens`, at most `limit` blocks. Reads only."""
-    pool = handle.pool
+    pool: Pool = open_pool(arrays)
     paths = np.empty(limit, np.uint64)
     blocks = np.empty(limit, np.int32)
     chain_paths(pool, root, tokens, paths)
@@ -34,17 +34,17 @@ def find_prefix(handle: PoolHandle, root: int, tokens: Array, limit: int) -> Pre
 
 
 @kernel
-def pin(handle: PoolHandle, tenant: int, prefix: Prefix) -> None:
-    pool = handle.pool
-    hold(pool, prefix.node)
-    pool.tenants[tenant].pinned += prefix.num_blocks
+def pin(arrays: Array, tenant: int, node: int, num_blocks: int) -> None:
+    pool: Pool = open_pool(arrays)
+    hold(pool, node)
+    pool.tenants[tenant].pinned += num_blocks
 
 
 @kernel
-def unpin(handle: PoolHandle, tenant: int, prefix: Prefix) -> None:
-    pool = handle.pool
-    drop_hold(pool, prefix.node)
-    pool.tenants[tenant].pinned -= prefix.num_blocks
+def unpin(arrays: Array, tenant: int, node: int, num_blocks: int) -> None:
+    pool: Pool = open_pool(arrays)
+    drop_hold(pool, node)
+    pool.tenants[tenant].pinned -= num_blocks
 
 
 class Purge(NamedTuple):
@@ -53,13 +53,13 @@ class Purge(NamedTuple):
 
 
 @kernel
-def purge(handle: PoolHandle, in_scope: Array) -> Purge:
+def purge(arrays: Array, in_scope: Array) -> Purge:
     """Forgets all cached blocks of the namespaces whose roots are in scope (bool[R]).
 
     Blocks that somebody holds lose their edge now and are freed with the last holder. Sequences of these
     namespaces share nothing they compute from now on: it may rest on what was forgotten.
     """
-    pool = handle.pool
+    pool: Pool = open_pool(arrays)
     for row in range(pool.sequences.size):
         sequence = pool.sequences[row]
         if sequence.sequence_id != 0 and in_scope[sequence.root]:

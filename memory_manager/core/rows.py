@@ -7,8 +7,9 @@ The index has four slots a row, so its load never exceeds one quarter.
 
 import numpy as np
 
+from memory_manager.core.handle import open_pool
 from memory_manager.core.jit import inner, kernel
-from memory_manager.core.layout import NONE, Pool
+from memory_manager.core.layout import NONE, Array, Pool
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -20,7 +21,7 @@ def _home(sequence_id: int, size: int) -> np.int64:
     return np.int64(mixed & np.uint64(size - 1))
 
 
-@kernel
+@inner
 def find_row(pool: Pool, sequence_id: int) -> int:
     """The sequence's row, or NONE."""
     index = pool.row_index
@@ -32,8 +33,8 @@ def find_row(pool: Pool, sequence_id: int) -> int:
     return NONE
 
 
-@kernel
-def index_row(pool: Pool, sequence_id: int, row: int) -> None:
+@inner
+def _index_row(pool: Pool, sequence_id: int, row: int) -> None:
     index = pool.row_index
     slot = _home(sequence_id, index.size)
     while index[slot].sequence_id != 0:
@@ -48,7 +49,7 @@ def take_row(pool: Pool, sequence_id: int, tenant: int, root: int) -> int:
     counters = pool.counters
     row = pool.spare_rows[pool.spare_rows.size - 1 - counters[0].num_sequences]
     counters[0].num_sequences += 1
-    index_row(pool, sequence_id, row)
+    _index_row(pool, sequence_id, row)
     sequence = pool.sequences[row]
     sequence.sequence_id = sequence_id
     sequence.path = pool.roots[root].path
@@ -96,3 +97,12 @@ def _unindex_row(pool: Pool, sequence_id: int) -> None:
             index[hole].row = index[slot].row
             hole = slot
     index[hole].sequence_id = 0
+
+
+@kernel
+def index_rows(arrays: Array) -> None:
+    """Fills an empty index with all sequences in use."""
+    pool: Pool = open_pool(arrays)
+    for row in range(pool.sequences.size):
+        if pool.sequences[row].sequence_id != 0:
+            _index_row(pool, pool.sequences[row].sequence_id, row)

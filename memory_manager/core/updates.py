@@ -5,7 +5,7 @@ from typing import NamedTuple
 from memory_manager.core.blocks import append_blocks, drop_private, settle_fences
 from memory_manager.core.checks import Problem, check_update
 from memory_manager.core.eviction import reserve
-from memory_manager.core.handle import PoolHandle
+from memory_manager.core.handle import open_pool
 from memory_manager.core.holds import drop_hold, hold
 from memory_manager.core.jit import inner, kernel
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
@@ -28,7 +28,7 @@ class Begun(NamedTuple):
 
 @kernel
 def begin(
-    handle: PoolHandle,
+    arrays: Array,
     launched_step: int,
     completed_step: int,
     advance_ids: Array,  # int64[a]
@@ -51,7 +51,7 @@ def begin(
 
     Does nothing when an entry is bad or the columns for replacements may be too short.
     """
-    pool = handle.pool
+    pool: Pool = open_pool(arrays)
     verdict = check_update(
         pool,
         launched_step,
@@ -129,9 +129,9 @@ def _append_tokens(pool: Pool, row: int, tokens: Array, start: int, num_tokens: 
 
 
 @kernel
-def truncate(handle: PoolHandle, sequence_ids: Array, num_kept: Array) -> None:
+def truncate(arrays: Array, sequence_ids: Array, num_kept: Array) -> None:
     """Gives reserve back: each sequence keeps the first `num_kept` (int32[n]) blocks."""
-    pool = handle.pool
+    pool: Pool = open_pool(arrays)
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
         pool.counters[0].num_truncated_blocks += pool.sequences[row].num_blocks - num_kept[i]
@@ -139,9 +139,9 @@ def truncate(handle: PoolHandle, sequence_ids: Array, num_kept: Array) -> None:
 
 
 @kernel
-def release(handle: PoolHandle, sequence_ids: Array) -> None:
+def release(arrays: Array, sequence_ids: Array) -> None:
     """Ends sequences; unknown ids are ignored."""
-    pool = handle.pool
+    pool: Pool = open_pool(arrays)
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
         if row != NONE:
@@ -156,7 +156,7 @@ def release(handle: PoolHandle, sequence_ids: Array) -> None:
 
 @kernel
 def fork(
-    handle: PoolHandle,
+    arrays: Array,
     parent_ids: Array,  # int64[n]
     child_ids: Array,  # int64[n]
     granted: Array,  # out, int32[n]
@@ -165,7 +165,7 @@ def fork(
     copy_dst: Array,  # out, int32[enough]
 ) -> int:
     """Children that continue their parents' final tokens. Answers the number of copies in all."""
-    pool = handle.pool
+    pool: Pool = open_pool(arrays)
     num_all = 0
     for i in range(parent_ids.size):
         row = find_row(pool, parent_ids[i])
@@ -208,7 +208,7 @@ def _fork_row(
 
 @kernel
 def room(
-    handle: PoolHandle,
+    arrays: Array,
     sequence_ids: Array,  # int64[n]
     num_ahead: Array,  # int32[n]
     num_blocks: Array,  # out, int32[n]
@@ -218,7 +218,7 @@ def room(
 
     A sequence that does not exist is the child of a fork that was refused: it gets none.
     """
-    pool = handle.pool
+    pool: Pool = open_pool(arrays)
     num_all = 0
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])

@@ -1,6 +1,6 @@
 """Cold-prefix coalescing: acquires that wait for blocks another sequence is computing right now."""
 
-from memory_manager.core.handle import PoolHandle
+from memory_manager.core.handle import open_pool
 from memory_manager.core.jit import inner, kernel
 from memory_manager.core.layout import BLOCK_SIZE, Array, Pool
 
@@ -44,9 +44,9 @@ def wake_waiters(pool: Pool, block: int, was_sealed: bool) -> None:
 
 
 @kernel
-def take_woken(handle: PoolHandle, out: Array) -> None:
+def take_woken(arrays: Array, out: Array) -> None:
     """Moves the woken sequences' ids to `out`, longest waiting first."""
-    pool = handle.pool
+    pool: Pool = open_pool(arrays)
     counters = pool.counters
     num_kept = num_woken = 0
     for i in range(counters[0].num_waiting):
