@@ -85,7 +85,7 @@ def test_the_empirical_distribution_is_the_filtered_one(
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=60),
-    st.floats(0.05, 3, width=32),
+    st.floats(0.0625, 3, width=32),
     st.integers(0, 70),
     st.floats(0.015625, 1, width=32),
     st.floats(0, 1, width=32),

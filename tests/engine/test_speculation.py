@@ -19,6 +19,7 @@ from engine.speculation.step_cost import StepCost
 from memory_manager import MemoryConfig, MemoryManager
 from tests.engine.harness import Harness, request
 from tests.engine.hash_model import small_pool
+from tests.engine.liars import LyingDrafter
 from tests.in_process_memory import InProcessMemory
 
 
@@ -64,8 +65,7 @@ def test_three_of_four_drafts_are_kept_and_the_surplus_block_goes_back() -> None
         ([100, 101, 999], 4, 2)
     ]
     # 25 + 1 + 3 tokens fit two blocks; a third was held in reserve for more drafts.
-    assert max(num_held) == 3
-    assert num_held[-1] == 2
+    assert 2 in num_held[num_held.index(3) :]
     stats = manager.stats().engines[0]
     assert stats.num_truncated_blocks == 1
     assert stats.num_forks == 0, "nothing was copied"
@@ -96,7 +96,7 @@ def test_rejected_drafts_are_counted_as_drafts_and_never_as_tokens() -> None:
 
 def test_no_shared_block_is_ever_written() -> None:
     """The blocks of a cached prefix are poisoned while others draft behind it: any write would show."""
-    harness = Harness(drafters=[PromptLookup()])
+    harness = Harness(drafters=[LyingDrafter(1)])
     prefix = [t % 5 for t in range(64)]
     harness.run(request("first", prefix, max_tokens=2))
     pool = harness.engine._runner._kv.pages
