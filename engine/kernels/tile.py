@@ -22,9 +22,17 @@ MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS = (12, 4) if LANES == 16 else (6, 2)
 HAS_BFLOAT16_DOT = LANES == 16 and bool(CPU_FEATURES.get("avx512bf16"))
 
 
-class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite has no name for."""
+
     def __str__(self) -> str:
         return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
 
 
 def _shapes() -> list[tuple[int, int]]:

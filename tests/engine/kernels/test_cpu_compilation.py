@@ -1,0 +1,60 @@
+"""Compiled code is kept on disk, and thrown away when any source of the package changes; other vector widths."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import engine.kernels
+
+KERNELS = Path(engine.kernels.__file__).parent
+ROOT = KERNELS.parent.parent
+
+NORM = """
+import numpy as np
+from engine.kernels import rows
+x, out = np.ones((2, 64), np.float32), np.empty((2, 64), np.float32)
+rows.rms_norm(x, x[0], 0.0, out)
+assert np.allclose(out, 1)
+print(sum(rows.rms_norm.stats.cache_hits.values()))
+"""
+
+# Vectors of 16 lanes on any machine: LLVM splits what does not fit its registers.
+WIDE = """
+import sys
+import llvmlite.binding as llvm
+features = llvm.get_host_cpu_features
+llvm.get_host_cpu_features = lambda: {"avx512f": True}
+import engine.kernels.simd
+llvm.get_host_cpu_features = features
+assert engine.kernels.simd.LANES == 16
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def run(code: str, path: Path, cache: Path, *args: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(path), "NUMBA_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", code, *args]
+    result = subprocess.run(command, env=environment, cwd=path, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout.strip()
+
+
+def test_cache(tmp_path: Path) -> None:
+    package = tmp_path / "engine" / "kernels"
+    shutil.copytree(KERNELS, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package.parent / "__init__.py").touch()
+    cache = tmp_path / "cache"
+    assert run(NORM, tmp_path, cache) == "0"
+    assert run(NORM, tmp_path, cache) == "1"
+    with (package / "simd.py").open("a") as source:
+        source.write("# changed\n")
+    assert run(NORM, tmp_path, cache) == "0"
+
+
+def test_sixteen_lanes(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    tests = [f"{here}/test_cpu_matmul.py", f"{here}/test_cpu_attention.py::test_shapes"]
+    run(WIDE, ROOT, tmp_path, "-q", "-p", "no:cacheprovider", "-k", "not float32", *tests)

@@ -1,0 +1,116 @@
+"""Products with packed weights, against torch."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from numba import njit
+
+from engine.kernels import cpu
+from engine.kernels.matmul import narrow_rows
+from engine.kernels.tile import PANEL, multiply_rows
+from tests.engine.kernels.reference import bfloat16_bits
+
+ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 17, 33, 96, 97, 200]
+SHAPES = [(960, 576), (576, 1536), (1, 2), (15, 6), (16, 64), (17, 62), (100, 130)]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def multiply(x: torch.Tensor, packed: cpu.PackedWeight, num_outputs: int) -> torch.Tensor:
+    out = np.full((x.shape[0], num_outputs), np.nan, np.float32)
+    cpu.matmul(x.numpy(), packed, out)
+    return torch.from_numpy(out)
+
+
+@pytest.mark.parametrize(("num_outputs", "depth"), SHAPES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_product(num_outputs: int, depth: int, dtype: str) -> None:
+    w = random(num_outputs, depth)
+    if dtype == "bfloat16":
+        w = w.bfloat16().float()
+        packed = cpu.pack_weight(bfloat16_bits(w))
+    else:
+        packed = cpu.pack_weight(w.numpy())
+    for num_rows in ROWS:
+        x = random(num_rows, depth, seed=num_rows)
+        expected = (x.double() @ w.double().T).float()
+        torch.testing.assert_close(multiply(x, packed, num_outputs), expected, rtol=1e-5, atol=1e-6 * depth)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "int8"])
+def test_a_row_does_not_depend_on_its_neighbours(kind: str) -> None:
+    x, w = random(50, 96), random(40, 96, seed=1)
+    if kind == "int8":
+        packed: cpu.PackedWeight = cpu.pack_weight_int8(w.numpy())
+    else:
+        packed = cpu.pack_weight(bfloat16_bits(w) if kind == "bfloat16" else w.numpy())
+    together = multiply(x, packed, 40)
+    for num_rows in (1, 2, 3, 5, 11, 29):
+        assert torch.equal(multiply(x[:num_rows], packed, 40), together[:num_rows])
+
+
+@pytest.mark.parametrize(("num_outputs", "depth"), [(960, 576), (7, 32), (100, 96)])
+def test_int8_product(num_outputs: int, depth: int) -> None:
+    w = random(num_outputs, depth)
+    packed = cpu.pack_weight_int8(w.numpy())
+    for num_rows in ROWS:
+        x = random(num_rows, depth, seed=num_rows)
+        out = np.full((num_rows, num_outputs), np.nan, np.float32)
+        cpu.matmul_int8(x.numpy(), packed, out)
+        exact = quantised(x).double() @ quantised(w).double().T
+        torch.testing.assert_close(torch.from_numpy(out), exact.float(), rtol=1e-4, atol=1e-3)
+
+
+def quantised(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to 8 bits in groups of 32."""
+    groups = values.reshape(len(values), -1, 32)
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    return (torch.round(groups / scales) * scales).reshape(values.shape)
+
+
+def test_int8_of_zeros_and_extremes() -> None:
+    x = torch.zeros(2, 64)
+    x[0, 32:] = 1e30
+    w = torch.zeros(3, 64)
+    w[1] = 1.0
+    w[2] = -1.0
+    out = np.full((2, 3), np.nan, np.float32)
+    cpu.matmul_int8(x.numpy(), cpu.pack_weight_int8(w.numpy()), out)
+    np.testing.assert_allclose(out, [[0, 32e30, -32e30], [0, 0, 0]], rtol=1e-6)
+
+
+def test_weights_that_cannot_be_packed() -> None:
+    with pytest.raises(ValueError, match="even depth"):
+        cpu.pack_weight(np.zeros((4, 3), np.uint16))
+    with pytest.raises(ValueError, match="float64"):
+        cpu.pack_weight(np.zeros((4, 4), np.float64))
+    with pytest.raises(ValueError, match="groups of 32"):
+        cpu.pack_weight_int8(np.zeros((4, 48), np.float32))
+
+
+@njit  # type: ignore[untyped-decorator]
+def narrow(x: cpu.Float32, words: npt.NDArray[np.uint32]) -> None:
+    narrow_rows(x, 0, x.shape[0], words)
+
+
+@njit  # type: ignore[untyped-decorator]
+def multiply_pairs(words: npt.NDArray[np.uint32], panels: npt.NDArray[np.uint32], out: cpu.Float32) -> None:
+    depth = words.shape[1]
+    panel = (0, PANEL, depth * PANEL)
+    multiply_rows(words, (0, depth), words.shape[0], panels, panel, depth, out, (0, PANEL), 1, 0)
+
+
+def test_pairs_of_bfloat16_on_both_sides() -> None:
+    """What processors with such an instruction run; here it may be made of others."""
+    x, w = random(5, 64), random(PANEL, 64, seed=1)
+    words = np.empty((5, 32), np.uint32)
+    narrow(x.numpy(), words)
+    np.testing.assert_array_equal(words.view(np.uint16), bfloat16_bits(x))
+    out = np.full((5, PANEL), np.nan, np.float32)
+    panels = cpu.pack_weight(bfloat16_bits(w))
+    multiply_pairs(words, panels, out)
+    expected = x.bfloat16().double() @ w.bfloat16().double().T
+    torch.testing.assert_close(torch.from_numpy(out), expected.float(), rtol=1e-5, atol=1e-5)
