@@ -23,8 +23,8 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 CONTEXT = 2048
 BATCHES = (1, 8, 32, 128)
-# Greatest difference of logits, relative to the greatest logit.
-SAME = 2e-2
+# Greatest difference of logits, relative to the greatest logit: rounding in another order, 16 layers of it.
+SAME = 5e-2
 
 
 class RandomCheckpoint:
@@ -54,12 +54,12 @@ def measure(kernels: Kernels, device: torch.device) -> list[Measurement]:
     )
     num_blocks = max(BATCHES) * (CONTEXT // BLOCK_SIZE + 1)
     kv = _filled_pool(num_blocks, device)
+    prefill = _prefill_rows_per_second(model, kv)
     batches = {size: _decode_batch(size, shares=False) for size in BATCHES}
     launched = {size: model.logits(batch, kv) for size, batch in batches.items()}
     eager = {size: _step_seconds(model, batch, kv) for size, batch in batches.items()}
     shared_batch = _decode_batch(32, shares=True)
     shared_launched = model.logits(shared_batch, kv)
-    prefill = _prefill_rows_per_second(model, kv)
     model.record_decodes(kv, max(BATCHES), CONTEXT + BLOCK_SIZE)
     measurements = [Measurement("model.prefill", prefill, "tokens/s", "higher")]
     for size, batch in batches.items():
@@ -109,11 +109,13 @@ def _batch(
 
 
 def _decode_batch(size: int, shares: bool) -> Batch:
-    blocks = CONTEXT // BLOCK_SIZE + 1
-    order = np.random.default_rng(0).permutation(size * blocks)
-    tables = order.reshape(size, blocks).astype(np.int32)
+    """New tokens go to blocks of their own, so that no step changes what another one reads."""
+    blocks = CONTEXT // BLOCK_SIZE
+    contexts = np.random.default_rng(0).permutation(size * blocks).reshape(size, blocks)
     if shares:  # three quarters of the context
-        tables[:, : blocks * 3 // 4] = tables[0, : blocks * 3 // 4]
+        contexts[:, : blocks * 3 // 4] = contexts[0, : blocks * 3 // 4]
+    written = max(BATCHES) * blocks + np.arange(size)[:, None]
+    tables = np.concatenate([contexts, written], 1).astype(np.int32)
     return _batch([CONTEXT + s % BLOCK_SIZE for s in range(size)], [1] * size, tables)
 
 
@@ -136,7 +138,7 @@ def _chunks_agree(model: CudaDecoder, kv: KVPool) -> Measurement:
     for start in range(0, length, chunk):
         chunked = model.logits(_batch([start], [chunk], tables), kv)
     difference = _difference(chunked, whole)
-    return Measurement("model.chunk_parity", difference, "of the greatest logit", "lower", 3 * SAME)
+    return Measurement("model.chunk_parity", difference, "of the greatest logit", "lower", SAME)
 
 
 def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float:

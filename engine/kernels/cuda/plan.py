@@ -18,6 +18,9 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 
+SPLIT_TOKENS = 8
+
+
 class Tuning(NamedTuple):
     """How work is divided; the defaults are for GPUs, tests use less."""
 
@@ -196,12 +199,15 @@ def _num_splits(runs: _Runs, members: Int64, rows: int, heads: Heads, tuning: Tu
 
 
 def fill(num_blocks: int, longest: int, tuning: Tuning) -> int:
-    """Into how many splits a launch of that many blocks divides its runs, so that the GPU is busy.
+    """Into how many splits a launch of that many blocks divides its runs, so that the GPU is busy to the end.
 
-    longest: tokens of the longest run.
+    longest: tokens of the longest run. The GPU takes `tuning.num_blocks` blocks at a time; each such wave
+    takes as long as a run divided by the splits, and a split costs what SPLIT_TOKENS more tokens would.
     """
-    useful = min(-(-longest // tuning.min_split_tokens), tuning.max_splits)
-    return max(1, min(tuning.num_blocks // num_blocks, useful))
+    useful = max(1, min(-(-longest // tuning.min_split_tokens), tuning.max_splits))
+    splits = np.arange(1, useful + 1)
+    waves = -(-num_blocks * splits // tuning.num_blocks)
+    return int(splits[np.argmin(waves / splits + splits * SPLIT_TOKENS / max(longest, 1))])
 
 
 def _tiles(

@@ -53,11 +53,11 @@ class _Module(FakeCUDAModule):  # type: ignore[misc]
 
     @property
     def threadIdx(self) -> Index:
-        return getcurrent().thread_index  # type: ignore[attr-defined]
+        return getcurrent().thread_index
 
     @property
     def blockIdx(self) -> Index:
-        return getcurrent().block_index  # type: ignore[attr-defined]
+        return getcurrent().block_index
 
     def syncthreads(self) -> None:
         _wait(_Barrier())
@@ -83,7 +83,7 @@ class _Together(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class _Thread(greenlet):
+class _Thread(greenlet):  # type: ignore[misc]
     def __init__(self, kernel: Callable[..., None], values: list[Any], block: Index, thread: Index) -> None:
         super().__init__(lambda _: kernel(*values))
         self.block_index, self.thread_index = block, thread
@@ -198,7 +198,7 @@ def _load(count: int, dtype: type) -> Callable[[Any, int], tuple[Any, ...]]:
         bytes_each = 4 * count
         start = int(index) * pointer.itemsize
         assert start % bytes_each == 0, "a wide access at an address it is not aligned to"
-        values = np.asarray(pointer).view(np.uint8)[start : start + bytes_each].view(dtype)
+        values: Any = np.asarray(pointer).view(np.uint8)[start : start + bytes_each].view(dtype)
         assert len(values) == count, "a read past the end of memory"
         return tuple(values)
 

@@ -36,7 +36,7 @@ class RecordingDriver:
     def cuLaunchKernel(self, *arguments: Any) -> tuple[Any]:
         self.launches.append(arguments[:-2])
         addresses = (ctypes.c_void_p * 6).from_address(arguments[-2])
-        kinds = [ctypes.c_uint64] * 4 + [ctypes.c_int32, ctypes.c_float]
+        kinds: list[Any] = [ctypes.c_uint64] * 4 + [ctypes.c_int32, ctypes.c_float]
         self.values = [
             kind.from_address(address or 0).value for kind, address in zip(kinds, addresses, strict=True)
         ]

@@ -57,7 +57,7 @@ def test_rope_write_kv(kernels: CudaKernels, dtype: torch.dtype, normed: bool, h
     kernels.rope_write_kv(qkv, cos, sin, positions, slots, q, k_cache, v_cache, norms)
 
     heads = qkv.view(3, -1, head_dim).float()
-    queries, keys, values = heads.split([num_heads, num_kv_heads, num_kv_heads], 1)
+    queries, keys, values = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], 1)
     if norms is not None:
         queries = references.rms_norm(queries, norms.q_weight, EPS)
         keys = references.rms_norm(keys, norms.k_weight, EPS)

@@ -79,7 +79,8 @@ def draw(
         torch.arange(rows, dtype=torch.int64) + 100,
     ]
     out, expected = torch.empty(2, rows, dtype=torch.int32)
-    kernels.sample_rows(logits, *parameters, out)
+    temperatures, top_ks, top_ps, min_ps, seeds, choices, positions = parameters
+    kernels.sample_rows(logits, temperatures, top_ks, top_ps, min_ps, seeds, choices, positions, out)
     arrays = [p.numpy() for p in parameters]
     arrays[4] = arrays[4].view(np.uint64)
     sampling.sample_rows(logits.numpy(), *arrays, expected.numpy())
