@@ -45,6 +45,18 @@ class CommonConfig:
 class MemoryManagerConfig(CommonConfig):
     memory_listen: str = option("127.0.0.1:50052", "address the memory manager serves on")
     lease_ms: int = option(10_000, "an engine silent for this long loses its blocks", minimum=100)
+    journal: str = option(
+        "auto",
+        "directory of the journal, from which a restarted memory manager goes on; "
+        "auto: in the user's state directory; off: no token is kept on disk",
+    )
+    journal_repair: bool = option(False, "cut a damaged journal before its first damaged record and start")
+    fsync: str = option(
+        "interval", "when the disk must have what the journal says", choices=("always", "interval", "never")
+    )
+    tenant_limits: str = option(
+        "", "TOML file: [TENANT] quota, floor, pin_cap, in blocks of each engine's pool"
+    )
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser, config_classes: Iterable[type
             seen.add(f.name)
             shown = "" if f.default in ("", None) else f" (default: {f.default})"
             flag = "--" + f.name.replace("_", "-")
-            parser.add_argument(flag, dest=f.name, default=None, help=f.metadata["help"] + shown)
+            # An option that is true or false may stand alone.
+            alone: dict[str, str] = {"nargs": "?", "const": "true"} if f.type is bool else {}
+            parser.add_argument(flag, dest=f.name, default=None, help=f.metadata["help"] + shown, **alone)  # type: ignore[arg-type]
 
 
 def load(cls: type[Config], arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:

@@ -4,7 +4,18 @@ from memory_manager.answers import AcquireResult, UpdateAnswer
 from memory_manager.columns import Int32s, Int64s
 from memory_manager.errors import InvalidRequestError
 from memory_manager.requests import Acquire, Advance, Fork, Release, Room, Truncate, UpdateRequest
-from memory_manager.views import BlockSnapshot, EngineMatch, EngineStats, Stats, TenantStats
+from memory_manager.views import (
+    BlockDelta,
+    BlockSnapshot,
+    EngineMatch,
+    EngineStats,
+    Event,
+    Explanation,
+    Removed,
+    Stats,
+    Stored,
+    TenantStats,
+)
 from nexuskv.v1 import memory_pb2 as pb
 from services.arrays import unpack_int32, unpack_int64
 
@@ -169,3 +180,47 @@ def snapshot_to_pb(s: BlockSnapshot) -> pb.InspectBlocksResponse:
         tenants=s.tenants,
         parents=s.parents.tobytes(),
     )
+
+
+def delta_to_pb(d: BlockDelta) -> pb.WatchBlocksResponse:
+    return pb.WatchBlocksResponse(
+        delta=pb.WatchBlocksResponse.Delta(
+            from_seq=d.from_seq,
+            to_seq=d.to_seq,
+            blocks=d.blocks.tobytes(),
+            states=d.states.tobytes(),
+            num_users=d.num_users.tobytes(),
+            depths=d.depths.tobytes(),
+            owners=d.owners.tobytes(),
+        )
+    )
+
+
+def explanation_to_pb(e: Explanation) -> pb.ExplainSequenceResponse:
+    message = pb.ExplainSequenceResponse(
+        sequence_id=e.sequence_id,
+        num_tokens=e.num_tokens,
+        num_cached=e.num_cached,
+        missed_at_block=e.missed_at_block,
+        reason=pb.ExplainSequenceResponse.MissReason.ValueType(e.reason),
+        evicted_seconds_ago=e.evicted_seconds_ago,
+        evicted_for_tenant=e.evicted_for_tenant,
+        num_more_blocks=e.num_more_blocks,
+    )
+    if e.eviction_cause is not None:
+        message.eviction_cause = pb.ExplainSequenceResponse.EvictionCause.ValueType(e.eviction_cause)
+    return message
+
+
+def event_to_pb(event: Event) -> pb.WatchEventsResponse:
+    message = pb.WatchEventsResponse(seq=event.seq, engine_id=event.engine_id)
+    match event.change:
+        case Stored(blocks, tokens, parent_block):
+            message.stored.blocks = blocks.tobytes()
+            message.stored.tokens = tokens.tobytes()
+            message.stored.parent_block = -1 if parent_block is None else parent_block
+        case Removed(blocks):
+            message.removed.blocks = blocks.tobytes()
+        case _:
+            message.cleared.SetInParent()
+    return message

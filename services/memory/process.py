@@ -2,14 +2,20 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
 
-from memory_manager import MemoryConfig, MemoryManager
+from memory_manager import JournalConfig, JournalCorruptError, MemoryConfig, MemoryManager, repair_journal
+from memory_manager.errors import MemoryManagerError
 from nexuskv.v1 import memory_pb2_grpc
 from services.config import MemoryManagerConfig
 from services.grpc_server import GrpcServer
 from services.memory.servicer import MemoryServicer
+from services.memory.tenants import read_tenant_limits
 from services.signals import wait_for_signal
+from services.startup import StartError
 
 logger = logging.getLogger(__name__)
 
@@ -17,15 +23,16 @@ SERVICE_NAME = "nexuskv.v1.MemoryManagerService"
 # Engines send a heartbeat this many times in a lease.
 HEARTBEATS_PER_LEASE = 5
 REAP_INTERVAL_S = 0.5
+_FSYNC: dict[str, Literal["always", "interval", "never"]] = {
+    "always": "always",
+    "interval": "interval",
+    "never": "never",
+}
 
 
 async def run_memory_manager(config: MemoryManagerConfig, on_ready: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT. `on_ready` hears the address."""
-    manager = MemoryManager(
-        MemoryConfig(
-            lease_ms=config.lease_ms, heartbeat_interval_ms=max(1, config.lease_ms // HEARTBEATS_PER_LEASE)
-        )
-    )
+    manager = _open(config)
     manager.warm_up()
     server = GrpcServer([SERVICE_NAME])
     memory_pb2_grpc.add_MemoryManagerServiceServicer_to_server(MemoryServicer(manager), server.server)
@@ -36,6 +43,36 @@ async def run_memory_manager(config: MemoryManagerConfig, on_ready: Callable[[st
     await wait_for_signal()
     reaper.cancel()
     await server.stop(1.0)
+    manager.close()
+
+
+def _open(config: MemoryManagerConfig) -> MemoryManager:
+    """Comes up as the journal says. Raises StartError."""
+    directory = journal_directory(config.journal)
+    try:
+        if directory is not None and config.journal_repair:
+            logger.warning("%d bytes of the journal were cut", repair_journal(directory))
+        return MemoryManager(
+            MemoryConfig(
+                lease_ms=config.lease_ms,
+                heartbeat_interval_ms=max(1, config.lease_ms // HEARTBEATS_PER_LEASE),
+                tenants=read_tenant_limits(config.tenant_limits),
+                journal=None if directory is None else JournalConfig(directory, _FSYNC[config.fsync]),
+            )
+        )
+    except JournalCorruptError as error:
+        raise StartError(f"{error}; --journal-repair cuts it there, --journal DIR starts anew") from error
+    except (MemoryManagerError, OSError) as error:
+        raise StartError(f"{error}; give --journal DIR or --journal off") from error
+
+
+def journal_directory(option: str) -> Path | None:
+    if option == "off":
+        return None
+    if option != "auto":
+        return Path(option).expanduser()
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "nexuskv" / "journal"
 
 
 async def _reap(manager: MemoryManager) -> None:
