@@ -27,7 +27,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --no-namespace-packages tests
+	$(BIN)/mypy tests benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.stale_stubs
 

@@ -1,8 +1,9 @@
 """How many tokens a step may compute."""
 
-# With decodes running, prefill chunks are cut so that a step takes about this long: it bounds the
-# inter-token latency of running streams while long prompts arrive.
-TARGET_STEP_S = 0.1
+# Prefill chunks are cut so that a step takes about this long: with decodes running it bounds their
+# inter-token latency, and always how long an abort or a new request waits for the step's end.
+TARGET_STEP_WITH_DECODES_S = 0.1
+TARGET_STEP_S = 0.4
 MIN_PREFILL_TOKENS = 32
 
 
@@ -13,9 +14,10 @@ class StepBudget:
 
     def num_tokens(self, num_decodes: int) -> int:
         """The step's budget in tokens, decodes included."""
-        if num_decodes == 0 or self._seconds_per_token is None:
+        if self._seconds_per_token is None:
             return self._max
-        affordable = int(TARGET_STEP_S / self._seconds_per_token)
+        target_s = TARGET_STEP_WITH_DECODES_S if num_decodes else TARGET_STEP_S
+        affordable = int(target_s / self._seconds_per_token)
         return min(self._max, max(num_decodes + MIN_PREFILL_TOKENS, affordable))
 
     def observe(self, num_tokens: int, seconds: float) -> None:
