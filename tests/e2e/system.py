@@ -82,6 +82,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
 def running_system(log: Path, *options: str) -> Iterator[System]:
     """Starts a system, stops it and makes sure that no process is left."""
     command = [sys.executable, "-m", "services.cli", "up", "--http-port", "0", "--grpc-port", "0", *options]
+    command += ["--journal", str(log.parent / "journal")]
     with log.open("w") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=os.environ)
     watchdog = threading.Timer(START_TIMEOUT_S, process.kill)

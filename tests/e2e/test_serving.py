@@ -16,7 +16,7 @@ from tests.e2e.system import System
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "greedy_golden.json").read_text()
 )["cases"]
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
 
 
@@ -65,15 +65,12 @@ async def test_the_official_openai_sdk(calm_system: System) -> None:
     async with openai.AsyncOpenAI(base_url=f"{calm_system.http}/v1", api_key="none") as client:
         assert calm_system.model in [model.id for model in (await client.models.list()).data]
         stream = await client.chat.completions.create(
-            model=calm_system.model,
-            messages=QUESTION,
-            temperature=0,
-            stream=True,  # type: ignore[arg-type]
+            model=calm_system.model, messages=QUESTION, temperature=0, stream=True
         )
         chunks = [chunk async for chunk in stream]
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == ANSWER
         with pytest.raises(openai.NotFoundError):
-            await client.chat.completions.create(model="unknown", messages=QUESTION)  # type: ignore[arg-type]
+            await client.chat.completions.create(model="unknown", messages=QUESTION)
 
 
 def test_generate_stream_reports_measured_telemetry(calm_system: System) -> None:

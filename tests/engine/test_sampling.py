@@ -52,7 +52,7 @@ def reference_distribution(
             break
         chosen.append(token)
         mass += weights[token]
-    probabilities = np.zeros_like(weights)
+    probabilities: npt.NDArray[np.float64] = np.zeros_like(weights)
     probabilities[chosen] = weights[chosen] / weights[chosen].sum()
     return probabilities
 
