@@ -10,11 +10,11 @@ import torch
 from engine.gpu_check import references
 from engine.gpu_check.problems import problem
 from engine.gpu_check.report import Measurement
-from engine.kernels import sampling
 from engine.kernels.cuda.catalog import KernelSpec
 from engine.kernels.cuda.kernels import CudaKernels, HeadNorms
 from engine.kernels.cuda.plan import SharedPrefix, Tree
 from engine.kernels.cuda.specs import ELEMENTS, decoder_specs
+from engine.model.cuda_sampling import sample_rows
 
 # Greatest difference, relative to the greatest value: a few units in the last place of the results.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -166,24 +166,25 @@ def _row_errors(
 
 
 def _sampling_agreement(kernels: CudaKernels, sizes: Sizes, device: torch.device) -> Measurement:
-    """Share of rows for which GPU and CPU draw the same token; rounding at a boundary may cost one."""
-    rows, vocab = sizes.sampled_rows, sizes.vocab
-    logits = 3 * torch.randn(rows, vocab)
-    parameters = [
-        torch.tensor([0.7, 0.0, 1.0, 1.3]).repeat(rows)[:rows],
-        torch.tensor([40, 0, 5]).repeat(rows)[:rows].int(),
-        torch.tensor([0.9, 1.0, 0.5, 1.0, 0.95]).repeat(rows)[:rows],
-        torch.tensor([0.0, 0.02]).repeat(rows)[:rows],
-        torch.arange(rows) * 0x9E3779B9,
-        torch.arange(rows) % 3,
-        torch.arange(rows) + 1000,
-    ]
-    expected = np.empty(rows, np.int32)
-    arrays = [p.numpy() for p in parameters]
-    arrays[4] = arrays[4].view(np.uint64)
-    sampling.sample_rows(logits.numpy(), *arrays, expected)
-    out = torch.empty(rows, dtype=torch.int32, device=device)
-    temperature, top_k, top_p, min_p, seeds, choices, positions = (p.to(device) for p in parameters)
-    kernels.sample_rows(logits.to(device), temperature, top_k, top_p, min_p, seeds, choices, positions, out)
-    agreement = float((out.cpu() == torch.from_numpy(expected)).float().mean())
-    return Measurement("parity.sample_rows", agreement, "share of rows as on the CPU", "higher", 0.99)
+    """Share of rows for which the reference draws the same token; rounding at a boundary may cost one."""
+    rows = sizes.sampled_rows
+    ids = np.arange(rows)
+    logits = 3 * torch.randn(rows, sizes.vocab)
+    temperature = np.resize([0.7, 0.0, 1.0, 1.3], rows).astype(np.float32)
+    top_k = np.resize([40, 0, 5], rows).astype(np.int32)
+    top_p = np.resize([0.9, 1.0, 0.5, 1.0, 0.95], rows).astype(np.float32)
+    min_p = np.resize([0.0, 0.02], rows).astype(np.float32)
+    seeds, choices, positions = ids.astype(np.uint64) << np.uint64(33), ids % 3, ids + 1000
+    drawn = sample_rows(
+        kernels, logits.to(device), temperature, top_k, top_p, min_p, seeds, choices, positions
+    )
+    keys = list(zip(seeds.tolist(), choices.tolist(), positions.tolist(), strict=True))
+    expected = [
+        references.sample(
+            logits[row].numpy(), float(temperature[row]), int(top_k[row]), float(top_p[row]),
+            float(min_p[row]), keys[row],
+        )
+        for row in range(rows)
+    ]  # fmt: skip
+    agreement = float((drawn == np.array(expected)).mean())
+    return Measurement("parity.sample_rows", agreement, "share of rows", "higher", 0.99)

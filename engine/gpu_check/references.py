@@ -1,8 +1,12 @@
-"""The kernels' meaning in plain torch, in float32."""
+"""The kernels' meaning in plain torch, in float32; that of sampling in numpy, in float64."""
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from engine.kernels.sampling import philox_uniform
 
 Tensor = torch.Tensor
 PAGE = 16
@@ -74,3 +78,28 @@ def verify_tree(
             return path, targets[at]
         at = children[0]
         path.append(at)
+
+
+def sample(
+    logits: npt.NDArray[np.float32],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    key: tuple[int, int, int],
+) -> int:
+    """A token of one row: min_p, then top_k, then top_p of what is left; the inverse CDF in order of ids.
+
+    key: seed, choice and position. Of equal weights those with the lowest ids are kept.
+    """
+    if temperature == 0:
+        return int(logits.argmax())
+    weights = np.exp((logits - logits.max()).astype(np.float64) / temperature)
+    weights[weights < min_p] = 0
+    order = np.argsort(-weights, kind="stable")[: top_k or None]
+    mass = np.cumsum(weights[order])
+    order = order[: int(np.searchsorted(mass, top_p * mass[-1])) + 1]
+    kept = np.zeros_like(weights)
+    kept[order] = weights[order]
+    uniform = philox_uniform(np.uint64(key[0]), key[1], key[2])
+    return int(np.searchsorted(np.cumsum(kept), uniform * kept.sum(), side="right"))

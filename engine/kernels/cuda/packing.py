@@ -1,12 +1,13 @@
 """Arrays that travel to the device together, in one copy."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-Array = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
 _ALIGNMENT = 16
 
 
@@ -25,7 +26,7 @@ class PackedArrays:
         for array, start in zip(arrays, starts[:-1], strict=True):
             span = slice(int(start), int(start) + array.nbytes)
             self._views.append(host[span].view(array.dtype).reshape(array.shape))
-            kind = torch.int64 if array.dtype == np.int64 else torch.int32
+            kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
             self.tensors.append(self._device[span].view(kind).view(array.shape))
 
     def send(self, arrays: Sequence[Array]) -> None:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.gpu_check import references
-from engine.kernels import sampling
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.plan import Tuning
+from engine.model import cuda_sampling
 from tests.engine.cuda.simulator import SimulatorLauncher
 
 KERNELS = CudaKernels(SimulatorLauncher(), Tuning(max_threads=32))
@@ -67,24 +67,24 @@ def test_verify_tree(data: st.DataObject) -> None:
 def draw(
     kernels: CudaKernels, logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[list[int], list[int]]:
-    """Tokens by the CUDA and by the CPU kernel."""
+    """Tokens by the kernel and by the reference."""
     rows = logits.shape[0]
-    parameters = [
-        torch.full((rows,), temperature),
-        torch.full((rows,), top_k, dtype=torch.int32),
-        torch.full((rows,), top_p),
-        torch.full((rows,), min_p),
-        torch.arange(rows, dtype=torch.int64) * 7919 + (1 << 40),
-        torch.arange(rows, dtype=torch.int64) % 2,
-        torch.arange(rows, dtype=torch.int64) + 100,
+    ids = np.arange(rows)
+    parameters = (
+        np.full(rows, temperature, np.float32),
+        np.full(rows, top_k, np.int32),
+        np.full(rows, top_p, np.float32),
+        np.full(rows, min_p, np.float32),
+        (ids * 7919 + (1 << 40)).astype(np.uint64) << np.uint64(20),
+        ids % 2,
+        ids + 100,
+    )
+    keys = zip(*(p.tolist() for p in parameters[4:]), strict=True)
+    expected = [
+        references.sample(row, parameters[0][0], top_k, parameters[2][0], parameters[3][0], key)
+        for row, key in zip(logits.numpy(), keys, strict=True)
     ]
-    out, expected = torch.empty(2, rows, dtype=torch.int32)
-    temperatures, top_ks, top_ps, min_ps, seeds, choices, positions = parameters
-    kernels.sample_rows(logits, temperatures, top_ks, top_ps, min_ps, seeds, choices, positions, out)
-    arrays = [p.numpy() for p in parameters]
-    arrays[4] = arrays[4].view(np.uint64)
-    sampling.sample_rows(logits.numpy(), *arrays, expected.numpy())
-    return out.tolist(), expected.tolist()
+    return cuda_sampling.sample_rows(kernels, logits, *parameters).tolist(), expected
 
 
 FILTERS = [(0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.2), (20, 0.8, 0.01), (500, 0.0, 0.0)]
@@ -92,7 +92,9 @@ FILTERS = [(0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.2), (20, 0.8,
 
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), FILTERS)
 @pytest.mark.parametrize("temperature", [0.7, 2.5])
-def test_samples_are_those_of_the_cpu(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+def test_samples_follow_filters_and_inverse_cdf(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
     logits = 3 * torch.randn(3, 80, generator=torch.Generator().manual_seed(1))
     actual, expected = draw(KERNELS, logits, temperature, top_k, top_p, min_p)
     assert actual == expected
