@@ -128,8 +128,6 @@ def _check_sequence(pool: Pool, arrays: Array, row: int) -> Iterator[str]:
         yield "a written block is not sealed"
     if not set(path) <= _in_states(pool, READY, DETACHED):
         yield "a shared block is not READY"
-    if any(pool.owner[block] != sequence["tenant"] for block in chain):
-        yield "a private block is charged to another tenant"
     if [int(pool.prev[block]) for block in chain] != ([NONE, *chain])[: len(chain)]:
         yield "backward links differ from forward ones"
     if sequence["last"] != (chain[-1] if chain else NONE):
@@ -224,12 +222,15 @@ def _check_order(pool: Pool, tenants: list[int]) -> Iterator[str]:
 
 
 def _check_tenants(pool: Pool, pins: list[tuple[int, int]]) -> Iterator[str]:
-    owned = np.isin(pool.state, (PRIVATE, PENDING, READY, DETACHED))
+    shared = np.isin(pool.state, (READY, DETACHED))
+    private = Counter[int]()
+    for row in _live_rows(pool):
+        private[int(pool.sequences["tenant"][row])] += len(_private_chain(pool, row))
     evictable = (pool.state == READY) & (pool.nodes["refs"] == 0)
     sequences = Counter(int(pool.sequences["tenant"][row]) for row in _live_rows(pool))
     for tenant in range(pool.tenants.size):
         counted = {
-            "charged": int((owned & (pool.owner == tenant)).sum()),
+            "charged": private[tenant] + int((shared & (pool.owner == tenant)).sum()),
             "evictable": int((evictable & (pool.owner == tenant)).sum()),
             "sequences": sequences[tenant],
             "pinned": sum(num_blocks for row, num_blocks in pins if row == tenant),

@@ -238,10 +238,9 @@ class MemoryManager:
         )
 
     def inspect_blocks(self, engine_id: str = "") -> BlockSnapshot:
-        """Every block of a pool; without a name, of the only one.
+        """Every block of a pool; without a name, of the only one. Raises NotFoundError / UNKNOWN_ENGINE.
 
-        Any thread may call it. Raises NotFoundError / UNKNOWN_ENGINE, and ExhaustedError / BUSY when the
-        owner's updates kept interfering.
+        Any thread may call it; while updates keep coming, the picture may mix two moments.
         """
         return inspect_blocks(self._engine(engine_id))
 

@@ -2,6 +2,7 @@
 
 # mypy: no-warn-return-any
 
+from memory_manager.core.indices import index
 from memory_manager.core.jit import inner
 from memory_manager.core.layout import (
     BLOCK_SIZE,
@@ -55,31 +56,33 @@ def append_blocks(pool: Pool, row: int, num_blocks: int, out: Array, start: int)
 
     Their ids are written to `out[start:]`.
     """
-    free_list, state, owner, prev, next = pool.free_list, pool.state, pool.owner, pool.prev, pool.next
+    if num_blocks == 0:
+        return
+    state, prev, next, free_list = pool.state, pool.prev, pool.next, pool.free_list
     sequence = pool.sequences[row]
-    tenant = sequence.tenant
-    top = pool.counters[0].num_free
-    last = sequence.last
+    top = pool.counters[0].num_free - 1
     for i in range(num_blocks):
-        block = free_list[top - 1 - i]
+        out[index(start + i)] = free_list[index(top - i)]
+    first, last = out[start], out[start + num_blocks - 1]
+    for i in range(start, start + num_blocks - 1):
+        block, after = index(out[index(i)]), index(out[index(i + 1)])
         state[block] = PRIVATE
-        owner[block] = tenant
-        prev[block] = last
-        next[block] = NONE
-        if last != NONE:
-            next[last] = block
-        out[start + i] = block
-        last = block
-    if num_blocks > 0:
-        if sequence.first == NONE:
-            sequence.first = out[start]
-        if sequence.cursor == NONE:
-            sequence.cursor = out[start]
-        sequence.last = last
+        next[block] = after
+        prev[after] = block
+    state[last] = PRIVATE
+    next[last] = NONE
+    prev[first] = sequence.last
+    if sequence.last == NONE:
+        sequence.first = first
+    else:
+        next[sequence.last] = first
+    if sequence.cursor == NONE:
+        sequence.cursor = first
+    sequence.last = last
     sequence.num_blocks += num_blocks
     pool.counters[0].num_free -= num_blocks
     pool.counters[0].num_private += num_blocks
-    pool.tenants[tenant].charged += num_blocks
+    pool.tenants[sequence.tenant].charged += num_blocks
 
 
 @inner
@@ -88,15 +91,14 @@ def drop_private(pool: Pool, row: int, num_kept: int) -> None:
 
     None of them may be PENDING. A step already launched may touch them.
     """
-    prev = pool.prev
     sequence = pool.sequences[row]
     num_dropped = sequence.num_blocks - num_kept
-    fence_step = pool.counters[0].launched_step
-    block = sequence.last
-    for _ in range(num_dropped):
-        before = prev[block]
-        put_back(pool, block, fence_step)
-        block = before
+    if num_dropped == 0:
+        return
+    if pool.counters[0].launched_step <= pool.counters[0].completed_step:
+        block = _free_from(pool, sequence.last, num_dropped)
+    else:
+        block = _fence_from(pool, sequence.last, num_dropped)
     sequence.last = block
     if block == NONE:
         sequence.first = NONE
@@ -107,6 +109,28 @@ def drop_private(pool: Pool, row: int, num_kept: int) -> None:
     sequence.num_blocks = num_kept
     pool.counters[0].num_private -= num_dropped
     pool.tenants[sequence.tenant].charged -= num_dropped
+
+
+@inner
+def _free_from(pool: Pool, block: int, num_blocks: int) -> int:
+    """Frees a chain from its end; answers the block before those."""
+    state, prev, free_list = pool.state, pool.prev, pool.free_list
+    top = pool.counters[0].num_free
+    for i in range(top, top + num_blocks):
+        state[index(block)] = FREE
+        free_list[index(i)] = block
+        block = prev[index(block)]
+    pool.counters[0].num_free = top + num_blocks
+    return block
+
+
+@inner
+def _fence_from(pool: Pool, block: int, num_blocks: int) -> int:
+    """Fences a chain from its end; answers the block before those."""
+    for _ in range(num_blocks):
+        put_back(pool, block, pool.counters[0].launched_step)
+        block = pool.prev[block]
+    return block
 
 
 @inner

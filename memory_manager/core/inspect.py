@@ -43,14 +43,14 @@ def inspect(
         in_trie = state == 2
         parent = pool.nodes[block].parent
         depths[block] = pool.nodes[block].depth if in_trie else 0
-        owners[block] = pool.owner[block] if in_trie or state == 1 else NONE
+        owners[block] = pool.owner[block] if in_trie else NONE
         parents[block] = parent if in_trie and parent < num_blocks else NONE
-    _count_users(pool, num_users)
+    _count_users(pool, num_users, owners)
 
 
 @inner
-def _count_users(pool: Pool, users: Array) -> None:
-    """Adds the sequences that have each block in their page table."""
+def _count_users(pool: Pool, users: Array, owners: Array) -> None:
+    """Adds the sequences that have each block in their page table, and the owners of private blocks."""
     num_blocks = pool.nodes.size
     for row in range(pool.sequences.size):
         sequence = pool.sequences[row]
@@ -60,6 +60,7 @@ def _count_users(pool: Pool, users: Array) -> None:
                 if block == NONE:
                     break
                 users[block] = 1
+                owners[block] = sequence.tenant
                 block = pool.next[block]
             if sequence.node < num_blocks:
                 users[sequence.node] += 1

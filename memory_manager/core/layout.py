@@ -119,7 +119,7 @@ class Pool(NamedTuple):
     tokens: Array  # [16 N], the tokens in each block's slots
     nodes: Array  # [N]
     state: Array  # [N]
-    owner: Array  # [N], tenant charged; meaningless while FREE or FENCED
+    owner: Array  # [N], tenant charged for a READY block; a PRIVATE one is its sequence's
     prev: Array  # [N]
     next: Array  # [N]
     free_list: Array  # [N], a stack of num_free blocks

@@ -139,6 +139,7 @@ def _make_ready(pool: Pool, row: int) -> None:
         node.depth = 1
         pool.roots[parent - pool.nodes.size].children += 1
     pool.state[block] = READY
+    pool.owner[block] = sequence.tenant
     sequence.node = block
     log_change(pool, block, STORED)
     pool.counters[0].num_private -= 1
