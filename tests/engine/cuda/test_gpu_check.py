@@ -1,6 +1,8 @@
 """The GPU check where there is no GPU: its parity part in the simulator, and what it says."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,13 @@ def test_figures_as_a_table_and_as_json(tmp_path: Path) -> None:
     write_json(tmp_path / "figures.json", {"gpu": "none"}, measurements)
     written = json.loads((tmp_path / "figures.json").read_text())
     assert [m["met"] for m in written["measurements"]] == [True, False, True]
+
+
+def test_it_needs_torch_and_numba_only() -> None:
+    others = "safetensors gguf grpc tokenizers transformers huggingface_hub fastapi services memory_manager"
+    program = (
+        "import sys, engine.gpu_check.__main__\n"
+        f"print([name for name in {others.split()} if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
