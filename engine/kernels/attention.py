@@ -1,8 +1,9 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
 """Attention of new queries over the paged KV cache, causal, with a running softmax over blocks of keys.
 
-A few query rows meet the pages as they are; many rows (prefill chunks, large groups over a shared run) first turn a block of keys
-into float32 panels, and meet them in the same register tiles as matrix products do. All query heads of a KV head are rows of one
-item, so each page is read once for them.
+A few query rows meet the pages as they are; many rows (prefill chunks, large groups over a shared run) first
+turn a block of keys into float32 panels, and meet them in the same register tiles as matrix products do. All
+query heads of a KV head are rows of one item, so each page is read once for them.
 """
 
 import numpy as np
@@ -33,8 +34,9 @@ _FEW_ROWS = 12  # up to which widening the pages into panels does not pay
 
 
 @inlined
-def _new_scratch(dim):  # type: ignore[no-untyped-def]
-    """A thread's working memory: queries, sums of values, scores, panels of keys, rows of values, maxima, sums of weights."""
+def _new_scratch(dim):
+    """A thread's working memory: queries, sums of values, scores, panels of keys, rows of values, maxima,
+    sums of weights."""
     queries = np.empty((MAX_ITEM_ROWS, dim), np.float32)
     sums = np.empty((MAX_ITEM_ROWS, dim), np.float32)
     scores = np.empty((MAX_ITEM_ROWS, _KEY_BLOCK), np.float32)
@@ -46,8 +48,9 @@ def _new_scratch(dim):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _start_rows(q, row_order, item, head, heads, scale, scratch):  # type: ignore[no-untyped-def]
-    """Gathers the item's queries, scaled for base 2, and clears their sums. Returns the number of rows x heads."""
+def _start_rows(q, row_order, item, head, heads, scale, scratch):
+    """Gathers the item's queries, scaled for base 2, and clears their sums. Returns the number of rows x
+    heads."""
     queries, sums, _, _, _, maxima, totals = scratch
     dim = q.shape[2]
     count = 0
@@ -64,7 +67,7 @@ def _start_rows(q, row_order, item, head, heads, scale, scratch):  # type: ignor
 
 
 @inlined
-def _score_few(scratch, num_rows, k_cache, table, first_page, num_pages, head):  # type: ignore[no-untyped-def]
+def _score_few(scratch, num_rows, k_cache, table, first_page, num_pages, head):
     queries, _, scores = scratch[:3]
     num_kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
     for page in range(num_pages):
@@ -76,7 +79,7 @@ def _score_few(scratch, num_rows, k_cache, table, first_page, num_pages, head): 
 
 
 @inlined
-def _score_many(scratch, num_rows, k_cache, table, first_page, num_pages, head):  # type: ignore[no-untyped-def]
+def _score_many(scratch, num_rows, k_cache, table, first_page, num_pages, head):
     queries, _, scores, keys = scratch[:4]
     num_kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
     for page in range(num_pages):
@@ -92,7 +95,7 @@ def _score_many(scratch, num_rows, k_cache, table, first_page, num_pages, head):
 
 
 @inlined
-def _add_values_few(scratch, num_rows, v_cache, table, first_page, num_keys, head):  # type: ignore[no-untyped-def]
+def _add_values_few(scratch, num_rows, v_cache, table, first_page, num_keys, head):
     _, sums, scores = scratch[:3]
     num_kv_heads, dim = v_cache.shape[1], v_cache.shape[3]
     for key in range(0, num_keys, PAGE):
@@ -105,7 +108,7 @@ def _add_values_few(scratch, num_rows, v_cache, table, first_page, num_keys, hea
 
 
 @inlined
-def _add_values_many(scratch, num_rows, v_cache, table, first_page, num_keys, head):  # type: ignore[no-untyped-def]
+def _add_values_many(scratch, num_rows, v_cache, table, first_page, num_keys, head):
     _, sums, scores, _, values = scratch[:5]
     num_kv_heads, dim = v_cache.shape[1], v_cache.shape[3]
     for key in range(0, num_keys, PAGE):
@@ -120,7 +123,7 @@ def _add_values_many(scratch, num_rows, v_cache, table, first_page, num_keys, he
 
 
 @inlined
-def _softmax_block(scratch, plan, item, heads, key, num_keys):  # type: ignore[no-untyped-def]
+def _softmax_block(scratch, plan, item, heads, key, num_keys):
     _, sums, scores, _, _, maxima, totals = scratch
     dim = sums.shape[1]
     count = 0
@@ -134,7 +137,7 @@ def _softmax_block(scratch, plan, item, heads, key, num_keys):  # type: ignore[n
 
 
 @inlined
-def _finish_rows(scratch, plan, item, head, heads, out, part_sums, part_stats):  # type: ignore[no-untyped-def]
+def _finish_rows(scratch, plan, item, head, heads, out, part_sums, part_stats):
     """The item's results go to `out`, or to its part of each row."""
     _, sums, _, _, _, maxima, totals = scratch
     dim = sums.shape[1]
@@ -157,7 +160,7 @@ def _finish_rows(scratch, plan, item, head, heads, out, part_sums, part_stats): 
 
 
 @inlined
-def _attend(q, k_cache, v_cache, table, plan, item, head, scale, out, part_sums, part_stats, scratch):  # type: ignore[no-untyped-def]
+def _attend(q, k_cache, v_cache, table, plan, item, head, scale, out, part_sums, part_stats, scratch):
     """One item for one KV head; `table` holds its blocks."""
     heads = q.shape[1] // k_cache.shape[1]
     num_rows = _start_rows(q, plan.row_order, item, head, heads, scale, scratch)
@@ -176,7 +179,7 @@ def _attend(q, k_cache, v_cache, table, plan, item, head, scale, out, part_sums,
 
 
 @inlined
-def _merge_row(plan, row, part_sums, part_stats, out):  # type: ignore[no-untyped-def]
+def _merge_row(plan, row, part_sums, part_stats, out):
     """out[row] from the row's parts, each sum of values weighted for its own maximum."""
     begin, end = plan.part_begin[row], plan.part_begin[row + 1]
     num_heads, dim = out.shape[1:]
@@ -195,10 +198,11 @@ def _merge_row(plan, row, part_sums, part_stats, out):  # type: ignore[no-untype
 
 
 @device
-def attention_phases(  # type: ignore[no-untyped-def]
+def attention_phases(
     team, phase, q, k_cache, v_cache, block_tables, group_blocks, plan, scale, out, part_sums, part_stats
 ):
-    """`paged_attention_shared` by a plan, shared by the team; part_sums [num_parts, Hq, D], part_stats [num_parts, Hq, 2]."""
+    """`paged_attention_shared` by a plan, shared by the team; part_sums [num_parts, Hq, D], part_stats
+    [num_parts, Hq, 2]."""
     scratch = _new_scratch(q.shape[2])
     num_kv_heads = k_cache.shape[1]
     num_tasks = plan.items.shape[0] * num_kv_heads
@@ -215,7 +219,7 @@ def attention_phases(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _merge_phase(team, phase, plan, part_sums, part_stats, out):  # type: ignore[no-untyped-def]
+def _merge_phase(team, phase, plan, part_sums, part_stats, out):
     num_rows = out.shape[0]
     size = rows_per_task(num_rows)
     num_tasks = -(-num_rows // size)
@@ -229,13 +233,13 @@ def _merge_phase(team, phase, plan, part_sums, part_stats, out):  # type: ignore
 
 
 @device
-def new_parts(plan, num_heads, dim):  # type: ignore[no-untyped-def]
+def new_parts(plan, num_heads, dim):
     num_parts = plan.part_begin[plan.part_begin.shape[0] - 1]
     return np.empty((num_parts, num_heads, dim), np.float32), np.empty((num_parts, num_heads, 2), np.float32)
 
 
 @parallel_kernel
-def _paged_attention(  # type: ignore[no-untyped-def]
+def _paged_attention(
     q,
     k_cache,
     v_cache,
@@ -258,14 +262,15 @@ def _paged_attention(  # type: ignore[no-untyped-def]
 
 
 def paged_attention(
-    q: Float32, k_cache: Cache, v_cache: Cache, block_tables: Int32, cu_query_lens: Int32, context_lens: Int32,
-    scale: float, out: Float32,
+    q: Float32, k_cache: Cache, v_cache: Cache, block_tables: Int32, cu_query_lens: Int32,
+    context_lens: Int32, scale: float, out: Float32,
 ) -> None:  # fmt: skip
     """Attention of a ragged batch over its pages, causal.
 
-    q, out [T, Hq, D]; k_cache, v_cache [B, Hkv, 16, D]; block_tables [S, max_blocks], cu_query_lens [S + 1], context_lens [S].
-    Row j of the n rows of sequence s sits at position context_lens[s] - n + j and sees the keys up to there; all new keys and
-    values are already in the cache. D is a multiple of 32.
+    q, out [T, Hq, D]; k_cache, v_cache [B, Hkv, 16, D]; block_tables [S, max_blocks], cu_query_lens [S + 1],
+    context_lens [S].
+    Row j of the n rows of sequence s sits at position context_lens[s] - n + j and sees the keys up to there;
+    all new keys and values are already in the cache. D is a multiple of 32.
     """
     none = np.empty(0, np.int32)
     paged_attention_shared(
@@ -284,14 +289,15 @@ def paged_attention(
 
 
 def paged_attention_shared(
-    q: Float32, k_cache: Cache, v_cache: Cache, block_tables: Int32, cu_query_lens: Int32, context_lens: Int32,
-    group_of: Int32, group_blocks: Int32, group_lens: Int32, scale: float, out: Float32,
+    q: Float32, k_cache: Cache, v_cache: Cache, block_tables: Int32, cu_query_lens: Int32,
+    context_lens: Int32, group_of: Int32, group_blocks: Int32, group_lens: Int32, scale: float, out: Float32,
 ) -> None:  # fmt: skip
-    """`paged_attention` where groups of sequences begin with the same blocks, which are read once for a group.
+    """`paged_attention` where groups of sequences begin with the same blocks, which are read once for a
+    group.
 
-    group_of [S]: the group of a sequence, -1 for none. group_blocks [G, max_blocks] and group_lens [G] are a group's common run of
-    whole blocks and its length in tokens; it ends before the first new row of each member. A member's block table begins with
-    the same blocks.
+    group_of [S]: the group of a sequence, -1 for none. group_blocks [G, max_blocks] and group_lens [G] are a
+    group's common run of whole blocks and its length in tokens; it ends before the first new row of each
+    member. A member's block table begins with the same blocks.
     """
     _paged_attention(
         q, float_bits(k_cache), float_bits(v_cache), block_tables, cu_query_lens, context_lens,

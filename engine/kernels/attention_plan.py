@@ -1,8 +1,11 @@
-"""How attention over a ragged batch is cut into items. The plan depends on the batch alone, so all layers share it.
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""How attention over a ragged batch is cut into items. The plan depends on the batch alone, so all layers
+share it.
 
-An item is a set of query rows that meets one run of keys of a block table. Decoding rows meet the run that their group shares,
-then their own tail, in parts of `KEYS_PER_PART`; a row with several parts gets their results merged. A prefill chunk is cut into
-sets of rows that meet all keys they see. The cuts of a sequence depend on itself and its group, not on its other neighbours.
+An item is a set of query rows that meets one run of keys of a block table. Decoding rows meet the run that
+their group shares, then their own tail, in parts of `KEYS_PER_PART`; a row with several parts gets their
+results merged. A prefill chunk is cut into sets of rows that meet all keys they see. The cuts of a sequence
+depend on itself and its group, not on its other neighbours.
 """
 
 from typing import NamedTuple
@@ -13,10 +16,12 @@ import numpy.typing as npt
 from engine.kernels.jit import device, inlined
 
 KEYS_PER_PART = 512
-# Rows x heads of an item: what is read and widened once serves them all, while their sums stay in the level-2 cache.
+# Rows x heads of an item: what is read and widened once serves them all, while their sums stay in the level-2
+# cache.
 MAX_ITEM_ROWS = 96
 
-# Columns of AttentionPlan.items. SHARED: TABLE is a group's, not a sequence's. PART: among the parts of each of its rows.
+# Columns of AttentionPlan.items. SHARED: TABLE is a group's, not a sequence's. PART: among the parts of each
+# of its rows.
 ROW_BEGIN, ROW_END, SHARED, TABLE, KEY_BEGIN, KEY_END, PART = range(7)
 _NUM_COLUMNS = 7
 
@@ -31,18 +36,18 @@ class AttentionPlan(NamedTuple):
 
 
 @inlined
-def _is_chunk(num_rows, heads_per_group):  # type: ignore[no-untyped-def]
+def _is_chunk(num_rows, heads_per_group):
     """A prefill chunk fills items by itself; sharing reads with others would gain it nothing."""
     return num_rows * heads_per_group > MAX_ITEM_ROWS
 
 
 @inlined
-def _num_parts(num_keys):  # type: ignore[no-untyped-def]
+def _num_parts(num_keys):
     return -(-num_keys // KEYS_PER_PART)
 
 
 @inlined
-def _effective_groups(cu_query_lens, group_of, heads_per_group):  # type: ignore[no-untyped-def]
+def _effective_groups(cu_query_lens, group_of, heads_per_group):
     """The group of each sequence, -1 for those that go alone."""
     num_sequences = cu_query_lens.shape[0] - 1
     groups = np.empty(num_sequences, np.int32)
@@ -53,8 +58,9 @@ def _effective_groups(cu_query_lens, group_of, heads_per_group):  # type: ignore
 
 
 @inlined
-def _order_rows(cu_query_lens, groups, num_groups, row_order, group_begin):  # type: ignore[no-untyped-def]
-    """Rows by group, then the others; group_begin [num_groups + 1] are the groups' places. Returns each sequence's place."""
+def _order_rows(cu_query_lens, groups, num_groups, row_order, group_begin):
+    """Rows by group, then the others; group_begin [num_groups + 1] are the groups' places. Returns each
+    sequence's place."""
     num_sequences = groups.shape[0]
     sequence_begin = np.empty(num_sequences, np.int32)
     place = 0
@@ -73,7 +79,7 @@ def _order_rows(cu_query_lens, groups, num_groups, row_order, group_begin):  # t
 @inlined
 def _add_items(
     items, count, row_begin, row_end, rows_per_item, shared, table, key_begin, key_end, first_part
-):  # type: ignore[no-untyped-def]
+):
     """Items for a run of keys in parts, each for all sets of rows. Returns the number of items."""
     for part in range(_num_parts(key_end - key_begin)):
         begin = key_begin + part * KEYS_PER_PART
@@ -90,7 +96,7 @@ def _add_items(
 
 
 @inlined
-def _add_chunk_items(items, count, row_begin, num_rows, rows_per_item, table, context_len):  # type: ignore[no-untyped-def]
+def _add_chunk_items(items, count, row_begin, num_rows, rows_per_item, table, context_len):
     """Items for a prefill chunk, the longest first. Returns the number of items."""
     for begin in range((num_rows - 1) // rows_per_item * rows_per_item, -1, -rows_per_item):
         end = min(num_rows, begin + rows_per_item)
@@ -106,8 +112,9 @@ def _add_chunk_items(items, count, row_begin, num_rows, rows_per_item, table, co
 
 
 @device
-def plan_attention(cu_query_lens, context_lens, group_of, group_lens, heads_per_group):  # type: ignore[no-untyped-def]
-    """The plan of a batch; group_of [S] and group_lens [G] may be empty. Arguments as for `paged_attention_shared`."""
+def plan_attention(cu_query_lens, context_lens, group_of, group_lens, heads_per_group):
+    """The plan of a batch; group_of [S] and group_lens [G] may be empty. Arguments as for
+    `paged_attention_shared`."""
     num_sequences, num_groups = context_lens.shape[0], group_lens.shape[0]
     num_rows = cu_query_lens[num_sequences]
     rows_per_item = MAX_ITEM_ROWS // heads_per_group
@@ -146,7 +153,7 @@ def plan_attention(cu_query_lens, context_lens, group_of, group_lens, heads_per_
 
 
 @inlined
-def _max_items(context_lens, group_lens, num_rows, rows_per_item):  # type: ignore[no-untyped-def]
+def _max_items(context_lens, group_lens, num_rows, rows_per_item):
     """No batch of these sizes needs more items."""
     row_sets = num_rows // rows_per_item + 1
     count = context_lens.shape[0] + row_sets

@@ -22,8 +22,8 @@ from engine.kernels.simd import (
 
 
 def _emit_softmax_row(
-    emit: Emitter, _: list[Any], scores: Value, scores_at: Value, num_visible: Value, num_keys: Value, maxima: Value,
-    sums: Value, row: Value, out: Value, out_at: Value, dim: Value,
+    emit: Emitter, _: list[Any], scores: Value, scores_at: Value, num_visible: Value, num_keys: Value,
+    maxima: Value, sums: Value, row: Value, out: Value, out_at: Value, dim: Value,
 ) -> None:  # fmt: skip
     builder = emit.builder
     scores = emit.offset(scores, (scores_at, 4))
@@ -74,8 +74,8 @@ def _emit_weights(emit: Emitter, scores: Value, steps: Value, maximum: Value) ->
 
 
 def _emit_scaled(
-    emit: Emitter, dtypes: list[Any], source: Value, source_at: Value, factor: Value, target: Value, target_at: Value,
-    size: Value, add: bool,
+    emit: Emitter, dtypes: list[Any], source: Value, source_at: Value, factor: Value, target: Value,
+    target_at: Value, size: Value, add: bool,
 ) -> None:  # fmt: skip
     element = element_kind(dtypes[0])
     source, target = (
@@ -93,15 +93,15 @@ def _emit_scaled(
 
 
 def _emit_copy_scaled(
-    emit: Emitter, dtypes: list[Any], source: Value, source_at: Value, factor: Value, target: Value, target_at: Value,
-    size: Value,
+    emit: Emitter, dtypes: list[Any], source: Value, source_at: Value, factor: Value, target: Value,
+    target_at: Value, size: Value,
 ) -> None:  # fmt: skip
     _emit_scaled(emit, dtypes, source, source_at, factor, target, target_at, size, add=False)
 
 
 def _emit_add_scaled(
-    emit: Emitter, dtypes: list[Any], source: Value, source_at: Value, factor: Value, target: Value, target_at: Value,
-    size: Value,
+    emit: Emitter, dtypes: list[Any], source: Value, source_at: Value, factor: Value, target: Value,
+    target_at: Value, size: Value,
 ) -> None:  # fmt: skip
     _emit_scaled(emit, dtypes, source, source_at, factor, target, target_at, size, add=True)
 
@@ -112,11 +112,13 @@ def _emit_clear(emit: Emitter, _: list[Any], target: Value, target_at: Value, si
 
 
 # softmax_row(scores, scores_at, num_visible, num_keys, maxima, sums, row, out, out_at, dim):
-#   one more block of keys of a row's running softmax. scores become weights 2^(score - maximum), of the first num_visible keys;
-#   maxima[row], sums[row] and out [dim] are brought to the new maximum. scores has room up to a multiple of the lanes.
+#   one more block of keys of a row's running softmax. scores become weights 2^(score - maximum), of the first
+#   num_visible keys; maxima[row], sums[row] and out [dim] are brought to the new maximum. scores has room up
+#   to a multiple of the lanes.
 softmax_row = vector_function(_emit_softmax_row)
 
-# copy_scaled(source, source_at, factor, target, target_at, size): target = source * factor; source may be of a cache's dtype.
+# copy_scaled(source, source_at, factor, target, target_at, size): target = source * factor; source may be of
+# a cache's dtype.
 # add_scaled(...): target += source * factor. clear(target, target_at, size): target = 0.
 copy_scaled = vector_function(_emit_copy_scaled)
 add_scaled = vector_function(_emit_add_scaled)

@@ -1,7 +1,7 @@
 """The inner loops of attention as vector code.
 
-A page holds 16 tokens of one KV head, [16, D], in the cache's dtype; queries, scores, weights and sums are float32 rows. Arrays
-are contiguous and addressed by flat indices; strides count elements.
+A page holds 16 tokens of one KV head, [16, D], in the cache's dtype; queries, scores, weights and sums are
+float32 rows. Arrays are contiguous and addressed by flat indices; strides count elements.
 """
 
 from typing import Any
@@ -38,7 +38,8 @@ def _sum_each(emit: Emitter, vectors: list[Value]) -> Value:
 
 
 def _add_neighbours(emit: Emitter, a: Value, b: Value) -> Value:
-    """In each group of four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3, which is a cheap instruction on x86."""
+    """In each group of four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3, which is a cheap instruction on
+    x86."""
     even = [group + lane for group in range(0, LANES, 4) for lane in (0, 2, LANES, LANES + 2)]
     return emit.builder.fadd(emit.shuffle(a, b, even), emit.shuffle(a, b, [lane + 1 for lane in even]))
 
@@ -102,7 +103,8 @@ def _emit_transpose(emit: Emitter, element: str, operands: list[Value]) -> None:
 
 
 def _transposed(emit: Emitter, rows: list[Value]) -> list[Value]:
-    """Eight vectors of eight, mirrored at the diagonal: pairs, pairs of pairs, then halves, as x86 shuffles within halves."""
+    """Eight vectors of eight, mirrored at the diagonal: pairs, pairs of pairs, then halves, as x86 shuffles
+    within halves."""
     singles = ((0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15))
     doubles = ((0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15))
     halves = ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
@@ -115,8 +117,8 @@ def _transposed(emit: Emitter, rows: list[Value]) -> list[Value]:
 
 
 def _emit_page_scores(
-    emit: Emitter, dtypes: list[Any], query: Value, query_at: Value, query_stride: Value, cache: Value, page_at: Value,
-    dim: Value, scores: Value, scores_at: Value, scores_stride: Value, rows: Value,
+    emit: Emitter, dtypes: list[Any], query: Value, query_at: Value, query_stride: Value, cache: Value,
+    page_at: Value, dim: Value, scores: Value, scores_at: Value, scores_stride: Value, rows: Value,
 ) -> None:  # fmt: skip
     element = element_kind(dtypes[1])
     query, scores = emit.offset(query, (query_at, 4)), emit.offset(scores, (scores_at, 4))
@@ -151,7 +153,8 @@ def _emit_transpose_page(
 #   scores[row, key] = query[row] · page[key], for 1 to ROW_BLOCK rows and the 16 keys of a page.
 page_scores = vector_function(_emit_page_scores)
 
-# page_values(weights, weights_at, weights_stride, cache, page_at, num_keys, dim, out, out_at, out_stride, rows):
+# page_values(weights, weights_at, weights_stride, cache, page_at, num_keys, dim, out, out_at, out_stride,
+# rows):
 #   out[row] += sum over the page's first num_keys of weights[row, key] * page[key], for 1 to ROW_BLOCK rows.
 page_values = vector_function(_emit_page_values)
 

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
 """Whole blocks of the KV cache: copy-on-write, and gathering a sequence's pages."""
 
 from engine.kernels.jit import device, kernel
@@ -5,7 +6,7 @@ from engine.kernels.simd import Cache, Float32, Int32, float_bits, load_float
 
 
 @device
-def _copy_block(cache, source, target):  # type: ignore[no-untyped-def]
+def _copy_block(cache, source, target):
     _, num_heads, page, dim = cache.shape
     for head in range(num_heads):
         for slot in range(page):
@@ -14,14 +15,14 @@ def _copy_block(cache, source, target):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _copy_blocks(k_cache, v_cache, src, dst):  # type: ignore[no-untyped-def]
+def _copy_blocks(k_cache, v_cache, src, dst):
     for index in range(src.shape[0]):
         _copy_block(k_cache, src[index], dst[index])
         _copy_block(v_cache, src[index], dst[index])
 
 
 @kernel
-def _gather_blocks(cache, blocks, out):  # type: ignore[no-untyped-def]
+def _gather_blocks(cache, blocks, out):
     _, num_heads, page, dim = cache.shape
     for index in range(blocks.shape[0]):
         for head in range(num_heads):

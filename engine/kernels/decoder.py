@@ -1,7 +1,8 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
 """All layers of a Llama-like model, and its logits, in one call.
 
-With few rows a layer takes a fraction of a millisecond, so calls from Python and parallel regions would cost as much as they do: the
-threads enter once and go through the phases of all layers together.
+With few rows a layer takes a fraction of a millisecond, so calls from Python and parallel regions would cost
+as much as they do: the threads enter once and go through the phases of all layers together.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from engine.kernels.attention_plan import plan_attention
 from engine.kernels.jit import device, inlined, parallel_kernel, run_team
 from engine.kernels.matmul import PackedWeight, multiply_phase
 from engine.kernels.rope import rope_phase
-from engine.kernels.rows import add_norm_phase, norm_phase, rows_per_task, silu_phase
+from engine.kernels.rows import add_norm_phase, norm_phase, silu_phase
 from engine.kernels.simd import Cache, Float32, Int32, float_bits
 from engine.kernels.team import claim, claim_next, new_team, wait
 
@@ -21,7 +22,8 @@ _PHASES_PER_LAYER = 9 + NUM_ATTENTION_PHASES
 
 
 class DecoderWeights(NamedTuple):
-    """Weights of L layers, stacked, and of the head; norms and biases are float32. What a model lacks has a last axis of 0."""
+    """Weights of L layers, stacked, and of the head; norms and biases are float32. What a model lacks has a
+    last axis of 0."""
 
     attention_norm: Float32  # [L, H]
     qkv: PackedWeight  # [L, ...], (Hq + 2 Hkv) D outputs: queries, keys, values
@@ -44,7 +46,8 @@ class DecoderShape(NamedTuple):
 
 
 class DecoderBatch(NamedTuple):
-    """A ragged batch, as `paged_attention_shared` and `rope_write_kv` describe it; the groups may be empty."""
+    """A ragged batch, as `paged_attention_shared` and `rope_write_kv` describe it; the groups may be
+    empty."""
 
     positions: Int32  # [T]
     slot_mapping: Int32  # [T]
@@ -72,7 +75,7 @@ class _Buffers(NamedTuple):
 
 
 @inlined
-def _new_buffers(num_rows, width, num_last, shape, num_kv_heads, dim, plan):  # type: ignore[no-untyped-def]
+def _new_buffers(num_rows, width, num_last, shape, num_kv_heads, dim, plan):
     num_heads, size = shape.num_heads, shape.intermediate_size
     sums, stats = new_parts(plan, num_heads, dim)
     return _Buffers(
@@ -91,7 +94,7 @@ def _new_buffers(num_rows, width, num_last, shape, num_kv_heads, dim, plan):  # 
 
 
 @inlined
-def _attend(team, phase, layer, weights, shape, rope, batch, plan, pool, buffers, write_only):  # type: ignore[no-untyped-def]
+def _attend(team, phase, layer, weights, shape, rope, batch, plan, pool, buffers, write_only):
     """From normed rows to what the output projection takes; write_only stops at the cache."""
     cos, sin = rope
     k_cache, v_cache = pool[layer, 0], pool[layer, 1]
@@ -108,7 +111,7 @@ def _attend(team, phase, layer, weights, shape, rope, batch, plan, pool, buffers
 
 
 @device
-def _feed_forward(team, phase, layer, residual, attended, next_norm, weights, shape, buffers):  # type: ignore[no-untyped-def]
+def _feed_forward(team, phase, layer, residual, attended, next_norm, weights, shape, buffers):
     """The rest of a layer, on the first rows of the buffers; leaves them normed for the next."""
     num_rows, eps = residual.shape[0], shape.norm_eps
     normed, delta = buffers.normed[:num_rows], buffers.delta[:num_rows]
@@ -122,7 +125,7 @@ def _feed_forward(team, phase, layer, residual, attended, next_norm, weights, sh
 
 
 @inlined
-def _select_phase(team, phase, rows, hidden, attended, buffers):  # type: ignore[no-untyped-def]
+def _select_phase(team, phase, rows, hidden, attended, buffers):
     """The rows that the last layer goes on with."""
     num_tasks = rows.shape[0]
     task = claim(team, phase)
@@ -137,7 +140,7 @@ def _select_phase(team, phase, rows, hidden, attended, buffers):  # type: ignore
 
 
 @device
-def _decode(team, hidden, weights, shape, rope, batch, plan, pool, buffers, logits):  # type: ignore[no-untyped-def]
+def _decode(team, hidden, weights, shape, rope, batch, plan, pool, buffers, logits):
     """One thread's way through all phases."""
     num_layers, num_rows, num_logits = pool.shape[0], hidden.shape[0], logits.shape[0]
     attended = buffers.attended.reshape(num_rows, -1)
@@ -161,7 +164,7 @@ def _decode(team, hidden, weights, shape, rope, batch, plan, pool, buffers, logi
 
 
 @parallel_kernel
-def _decoder_step(hidden, weights, shape, rope, batch, pool, logits):  # type: ignore[no-untyped-def]
+def _decoder_step(hidden, weights, shape, rope, batch, pool, logits):
     num_layers, _, _, num_kv_heads, _, dim = pool.shape
     team = new_team(2 + num_layers * _PHASES_PER_LAYER)
     plan = plan_attention(
@@ -182,7 +185,7 @@ def decoder_step(
 ) -> None:  # fmt: skip
     """Runs a batch through the model: writes its keys and values, and the logits of the wanted rows.
 
-    hidden [T, H] holds the embeddings and is used up; rope is cos, sin [P, D / 2]; pool [L, 2, B, Hkv, 16, D]; logits [R, V]
-    gets rows logit_rows [R] of the batch, in ascending order; R may be 0.
+    hidden [T, H] holds the embeddings and is used up; rope is cos, sin [P, D / 2]; pool [L, 2, B, Hkv, 16,
+    D]; logits [R, V] gets rows logit_rows [R] of the batch, in ascending order; R may be 0.
     """
     _decoder_step(hidden, weights, shape, rope, batch, float_bits(pool), logits)

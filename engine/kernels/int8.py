@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Matrix products with 8-bit weights and, quantised on the fly, 8-bit activations.
 
-Both sides are scaled in groups of 32 along the depth, which is nearly lossless. A packed weight is an int8 array
-[num_panels, K / 32, 36 * PANEL]: for each group the numbers [16 pairs of k, PANEL outputs, 2], then the outputs'
-scales as float32. Processors multiply pairs of 16-bit numbers and add the two products in one instruction (with VNNI,
-to a sum as well); a group's sum fits 32 bits with room to spare.
+Both sides are scaled in groups of 32 along the depth, which is nearly lossless. A packed weight is an int8
+array [num_panels, K / 32, 36 * PANEL]: for each group the numbers [16 pairs of k, PANEL outputs, 2], then the
+outputs' scales as float32. Processors multiply pairs of 16-bit numbers and add the two products in one
+instruction (with VNNI, to a sum as well); a group's sum fits 32 bits with room to spare.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
-from engine.kernels.jit import device, inlined
+from engine.kernels.jit import device
 from engine.kernels.simd import (
     CPU_FEATURES,
     F32,
@@ -118,8 +118,8 @@ def _emit_group_sums(
 
 
 def _emit_rows(
-    emit: Emitter, num_rows: int, numbers: Value, scales: Value, num_groups: Value, weights: Value, out: Value,
-    out_stride: Value,
+    emit: Emitter, num_rows: int, numbers: Value, scales: Value, num_groups: Value, weights: Value,
+    out: Value, out_stride: Value,
 ) -> None:  # fmt: skip
     """The product of num_rows rows and one panel."""
     builder = emit.builder
@@ -158,8 +158,8 @@ def _emit_tiles(
         _emit_rows(emit, count, numbers, scales, num_groups, weights, out, out_stride)
 
 
-# quantise(x, x_at, num_groups, numbers, numbers_at, scales, scales_at): a row of float32 as int16 numbers of 8 bits
-# and a float32 scale for each group.
+# quantise(x, x_at, num_groups, numbers, numbers_at, scales, scales_at): a row of float32 as int16 numbers of
+# 8 bits and a float32 scale for each group.
 _quantise = vector_function(_emit_quantise)
 _tile = vector_function(_emit_tiles)
 

@@ -1,11 +1,11 @@
 """How the CPU kernels are compiled, and run by several threads.
 
-Entry points (`kernel`, `parallel_kernel`) are cached on disk beside the sources; what they call (`device`, `inlined`) is compiled
-into them. numba's cache looks only at the file of the entry point, while a kernel here spans several files, so the entries carry
-the hash of all sources of the package.
+Entry points (`kernel`, `parallel_kernel`) are cached on disk beside the sources; what they call (`device`,
+`inlined`) is compiled into them. numba's cache looks only at the file of the entry point, while a kernel here
+spans several files, so the entries carry the hash of all sources of the package.
 
-`run_team` is what `prange` would be: it hands one function to numba's threads, without the analysis that makes parallel loops slow
-to compile.
+`run_team` is what `prange` would be: it hands one function to numba's threads, without the analysis that
+makes parallel loops slow to compile.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,8 @@ def run_team(typing_context: Any, worker: types.Dispatcher, args: types.BaseTupl
         arguments = cgutils.alloca_once_value(builder, values[1])
         thread_main = _emit_thread_main(context, builder, worker, worker_signature, values[1].type)
         byte_pointer, size = ir.IntType(8).as_pointer(), ir.IntType(64)
-        # Of the one "array" that each thread gets a share of: its address, the number of shares, the step between them.
+        # Of the one "array" that each thread gets a share of: its address, the number of shares, the step
+        # between them.
         array = cgutils.alloca_once_value(builder, builder.bitcast(arguments, byte_pointer))
         get_num_threads = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(size, []), "get_num_threads"
@@ -107,7 +108,8 @@ def run_team(typing_context: Any, worker: types.Dispatcher, args: types.BaseTupl
 def _emit_thread_main(
     context: Any, builder: Any, worker: Any, signature: Any, arguments_type: ir.Type
 ) -> Any:
-    """What numba's threads call, as a generalised ufunc: void(char **arrays, intp *shares, intp *steps, void *data)."""
+    """What numba's threads call, as a generalised ufunc: void(char **arrays, intp *shares, intp *steps, void
+    *data)."""
     byte_pointer, size_pointer = ir.IntType(8).as_pointer(), ir.IntType(64).as_pointer()
     kind = ir.FunctionType(
         ir.VoidType(), [byte_pointer.as_pointer(), size_pointer, size_pointer, byte_pointer]

@@ -7,9 +7,9 @@ A packed weight is one array, whose dtype says what it holds:
     float32 [num_panels, K, PANEL]
     int8    [num_panels, K / 32, ...]    8-bit numbers and their scales, see int8.py
 
-A panel holds `PANEL` outputs (rows of w), the last one filled up with zeros. The rows of x are float32; a product with
-int8 weights quantises them, one with bfloat16 weights rounds them to bfloat16 where the processor multiplies such pairs
-(AVX512_BF16).
+A panel holds `PANEL` outputs (rows of w), the last one filled up with zeros. The rows of x are float32; a
+product with int8 weights quantises them, one with bfloat16 weights rounds them to bfloat16 where the
+processor multiplies such pairs (AVX512_BF16).
 """
 
 from typing import Any

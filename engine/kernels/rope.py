@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
 """Rotary embedding of new queries and keys; keys and values go to their slots in the cache."""
 
 import numpy as np
@@ -9,7 +10,7 @@ from engine.kernels.team import claim, claim_next, new_team, wait
 
 
 @device
-def _prepare_head(source, row, column, bias, norm, eps, head):  # type: ignore[no-untyped-def]
+def _prepare_head(source, row, column, bias, norm, eps, head):
     """head [D] = one head of a row of qkv, with bias and norm where the model has them (empty where not)."""
     dim = head.shape[0]
     for index in range(dim):
@@ -27,7 +28,7 @@ def _prepare_head(source, row, column, bias, norm, eps, head):  # type: ignore[n
 
 
 @device
-def _rotate(head, cos, sin, position):  # type: ignore[no-untyped-def]
+def _rotate(head, cos, sin, position):
     half = head.shape[0] // 2
     for index in range(half):
         first, second = head[index], head[half + index]
@@ -36,7 +37,7 @@ def _rotate(head, cos, sin, position):  # type: ignore[no-untyped-def]
 
 
 @device
-def _write(cache, slot, kv_head, head):  # type: ignore[no-untyped-def]
+def _write(cache, slot, kv_head, head):
     num_kv_heads, page, dim = cache.shape[1:]
     start = ((slot // page * num_kv_heads + kv_head) * page + slot % page) * dim
     for index in range(dim):
@@ -44,7 +45,7 @@ def _write(cache, slot, kv_head, head):  # type: ignore[no-untyped-def]
 
 
 @device
-def _rope_row(row, qkv, bias, q_norm, k_norm, eps, cos, sin, position, slot, q_out, k_cache, v_cache, head):  # type: ignore[no-untyped-def]
+def _rope_row(row, qkv, bias, q_norm, k_norm, eps, cos, sin, position, slot, q_out, k_cache, v_cache, head):
     num_heads, dim = q_out.shape[1:]
     num_kv_heads = k_cache.shape[1]
     for index in range(num_heads):
@@ -63,10 +64,11 @@ def _rope_row(row, qkv, bias, q_norm, k_norm, eps, cos, sin, position, slot, q_o
 
 
 @device
-def rope_phase(  # type: ignore[no-untyped-def]
+def rope_phase(
     team, phase, qkv, bias, q_norm, k_norm, eps, cos, sin, positions, slot_mapping, q_out, k_cache, v_cache
 ):
-    """`rope_write_kv` with the bias [(Hq + 2Hkv)·D] of Qwen2 and the norms [D] of Qwen3, each empty where absent."""
+    """`rope_write_kv` with the bias [(Hq + 2Hkv)·D] of Qwen2 and the norms [D] of Qwen3, each empty where
+    absent."""
     num_rows = qkv.shape[0]
     size = rows_per_task(num_rows)
     num_tasks = -(-num_rows // size)
@@ -83,7 +85,7 @@ def rope_phase(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _rope_write_kv(qkv, cos, sin, positions, slot_mapping, q_out, k_cache, v_cache):  # type: ignore[no-untyped-def]
+def _rope_write_kv(qkv, cos, sin, positions, slot_mapping, q_out, k_cache, v_cache):
     none = np.empty(0, np.float32)
     rope_phase(
         new_team(1), 0, qkv, none, none, none, 0.0, cos, sin, positions, slot_mapping, q_out, k_cache, v_cache
@@ -91,13 +93,14 @@ def _rope_write_kv(qkv, cos, sin, positions, slot_mapping, q_out, k_cache, v_cac
 
 
 def rope_write_kv(
-    qkv: Float32, cos: Float32, sin: Float32, positions: Int32, slot_mapping: Int32, q_out: Float32, k_cache: Cache,
-    v_cache: Cache,
+    qkv: Float32, cos: Float32, sin: Float32, positions: Int32, slot_mapping: Int32, q_out: Float32,
+    k_cache: Cache, v_cache: Cache,
 ) -> None:  # fmt: skip
-    """Rotates (NeoX: halves) the queries and keys in the rows of qkv [T, (Hq + 2Hkv)·D], and scatters keys and values.
+    """Rotates (NeoX: halves) the queries and keys in the rows of qkv [T, (Hq + 2Hkv)·D], and scatters keys
+    and values.
 
-    cos, sin [P, D/2]; positions, slot_mapping [T] (slot -1: nothing is written); q_out [T, Hq, D]; k_cache, v_cache
-    [B, Hkv, 16, D], rounded to nearest even.
+    cos, sin [P, D/2]; positions, slot_mapping [T] (slot -1: nothing is written); q_out [T, Hq, D]; k_cache,
+    v_cache [B, Hkv, 16, D], rounded to nearest even.
     """
     k_cache, v_cache = float_bits(k_cache), float_bits(v_cache)
     _rope_write_kv(qkv, cos, sin, positions, slot_mapping, q_out, k_cache, v_cache)

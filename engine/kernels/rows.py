@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
 """Row by row kernels of a transformer layer: normalisation, residual sum, SiLU."""
 
 import numpy as np
@@ -12,12 +13,12 @@ _SILU_COLUMNS = 1024  # of a task
 
 
 @inlined
-def rows_per_task(num_rows):  # type: ignore[no-untyped-def]
+def rows_per_task(num_rows):
     return max(1, num_rows // (NUM_THREADS * _TASKS_PER_THREAD))
 
 
 @inlined
-def _normalise_row(x, weight, eps, out, row):  # type: ignore[no-untyped-def]
+def _normalise_row(x, weight, eps, out, row):
     width = x.shape[1]
     squares = np.float32(0.0)
     for index in range(width):
@@ -28,7 +29,7 @@ def _normalise_row(x, weight, eps, out, row):  # type: ignore[no-untyped-def]
 
 
 @device
-def norm_phase(team, phase, x, weight, eps, out):  # type: ignore[no-untyped-def]
+def norm_phase(team, phase, x, weight, eps, out):
     """out [T, H] = x / rms(x) * weight, shared by the team."""
     num_rows = x.shape[0]
     size = rows_per_task(num_rows)
@@ -42,7 +43,7 @@ def norm_phase(team, phase, x, weight, eps, out):  # type: ignore[no-untyped-def
 
 
 @device
-def add_norm_phase(team, phase, residual, delta, weight, eps, out):  # type: ignore[no-untyped-def]
+def add_norm_phase(team, phase, residual, delta, weight, eps, out):
     """residual [T, H] += delta; out = residual / rms(residual) * weight."""
     num_rows, width = residual.shape
     size = rows_per_task(num_rows)
@@ -58,7 +59,7 @@ def add_norm_phase(team, phase, residual, delta, weight, eps, out):  # type: ign
 
 
 @device
-def silu_phase(team, phase, gate_up, out):  # type: ignore[no-untyped-def]
+def silu_phase(team, phase, gate_up, out):
     """out [T, I] = silu(gate) * up; gate_up [T, 2I] holds the gates first."""
     num_rows, width = out.shape
     column_tasks = -(-width // _SILU_COLUMNS)
@@ -75,18 +76,18 @@ def silu_phase(team, phase, gate_up, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
+def rms_norm(x, weight, eps, out):
     """out [T, H] = x [T, H] / rms(x) * weight [H], all float32."""
     norm_phase(new_team(1), 0, x, weight, eps, out)
 
 
 @kernel
-def add_rms_norm(residual, delta, weight, eps, out):  # type: ignore[no-untyped-def]
+def add_rms_norm(residual, delta, weight, eps, out):
     """residual [T, H] += delta [T, H] in place, then out = residual / rms(residual) * weight [H]."""
     add_norm_phase(new_team(1), 0, residual, delta, weight, eps, out)
 
 
 @kernel
-def silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
+def silu_mul(gate_up, out):
     """out [T, I] = silu(gate_up[:, :I]) * gate_up[:, I:]."""
     silu_phase(new_team(1), 0, gate_up, out)

@@ -1,8 +1,9 @@
 """Vector code for numba kernels, written as LLVM IR through llvmlite.
 
-numba vectorises plain loops, but not the register tiles that matrix products and attention live on. `Emitter` is the little
-language those are written in: float32 vectors of `LANES` lanes, addresses as 64-bit integers, offsets in bytes. LLVM lowers a
-vector that is wider than the machine's registers, so the same code is right everywhere and fast where `LANES` fits.
+numba vectorises plain loops, but not the register tiles that matrix products and attention live on. `Emitter`
+is the little language those are written in: float32 vectors of `LANES` lanes, addresses as 64-bit integers,
+offsets in bytes. LLVM lowers a vector that is wider than the machine's registers, so the same code is right
+everywhere and fast where `LANES` fits.
 """
 
 import inspect
@@ -45,7 +46,8 @@ _EXP2_LIMIT = 126.0  # 2^±126 are normal numbers
 
 
 def float_bits(array: Cache) -> npt.NDArray[Any]:
-    """The array as kernels take it: numba has no float16 on a CPU, so its bits travel as int16, as bfloat16's do as uint16."""
+    """The array as kernels take it: numba has no float16 on a CPU, so its bits travel as int16, as bfloat16's
+    do as uint16."""
     return array.view(np.int16) if array.dtype == np.float16 else array
 
 
@@ -66,6 +68,20 @@ def spread(kind: ir.Type, constant: float) -> Value:
 def like(kind: ir.Type, element: ir.Type) -> ir.Type:
     """The type with the shape of `kind` and another element."""
     return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
+
+
+class _LoopId(ir.MDValue):  # type: ignore[misc]
+    """Metadata that keeps LLVM from unrolling a loop; such a node names itself, for which llvmlite has no
+    form."""
+
+    def __init__(self, module: ir.Module) -> None:
+        super().__init__(
+            module, [module.add_metadata(["llvm.loop.unroll.disable"])], str(len(module.metadata))
+        )
+
+    def descr(self, buffer: list[str]) -> None:
+        (disable,) = self.operands
+        buffer += (f"distinct !{{ {self.get_reference()}, {disable.get_reference()} }}", "\n")
 
 
 class Emitter:
@@ -95,7 +111,8 @@ class Emitter:
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=align)
 
     def load_element(self, address: Value, element: str, kind: ir.Type) -> Value:
-        """Numbers of kind "float32", "bfloat16" or "float16" in memory, as float32: one, or a vector of them."""
+        """Numbers of kind "float32", "bfloat16" or "float16" in memory, as float32: one, or a vector of
+        them."""
         if element == "float32":
             return self.load(address, kind)
         if element == "float16":
@@ -202,12 +219,16 @@ class Emitter:
 
     @contextmanager
     def loop(self, count: Value) -> Iterator[Value]:
-        """for index in range(count)"""
+        """for index in range(count). LLVM leaves it as it is: unrolling what is unrolled here by hand only
+        takes time."""
         with cgutils.for_range(self.builder, count) as loop:
             yield loop.index
+            body = self.builder.basic_block
+        body.terminator.set_metadata("llvm.loop", _LoopId(self.builder.module))
 
     def cases(self, number: Value, choices: Iterable[int]) -> Iterator[int]:
-        """Code for each value that a number may have: `for choice in emit.cases(number, (1, 2)): ...` emits a switch."""
+        """Code for each value that a number may have: `for choice in emit.cases(number, (1, 2)): ...` emits a
+        switch."""
         end = self.builder.append_basic_block("end")
         switch = self.builder.switch(number, end)
         for choice in choices:
@@ -226,8 +247,8 @@ def _suffix(kind: ir.Type) -> str:
 def vector_function(emit_body: Callable[..., Value | None], result: types.Type = types.void) -> Any:
     """A function for kernels, emitted by `emit_body(emit, dtypes, *values)`.
 
-    An array argument (contiguous) arrives as the address of its first element, and its dtype in `dtypes`; a float arrives as
-    float32, a bool as i1, any other number as i64.
+    An array argument (contiguous) arrives as the address of its first element, and its dtype in `dtypes`; a
+    float arrives as float32, a bool as i1, any other number as i64.
     """
 
     def function(_: Any, *args: Any) -> Any:
@@ -278,8 +299,9 @@ def _emit_exp2(emit: Emitter, _: list[Any], x: Value) -> Value:
     return emit.exp2(x)
 
 
-# Scalars; loops over them vectorise. load_float(array, index): an element of a float32, bfloat16 (uint16) or float16 (int16) array
-# by its flat index; store_float(array, index, value): the reverse, rounding to nearest even; exp2(x) saturates at 2^±126.
+# Scalars; loops over them vectorise. load_float(array, index): an element of a float32, bfloat16 (uint16) or
+# float16 (int16) array by its flat index; store_float(array, index, value): the reverse, rounding to nearest
+# even; exp2(x) saturates at 2^±126.
 load_float = vector_function(_emit_load_float, types.float32)
 store_float = vector_function(_emit_store_float)
 exp2 = vector_function(_emit_exp2, types.float32)

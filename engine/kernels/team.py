@@ -1,8 +1,10 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
 """Work sharing between the threads of one team.
 
-A kernel is a sequence of phases, a phase is a number of independent tasks. Threads claim tasks from a counter and go on when all
-tasks of the phase are done. A thread waits only for tasks that others hold, never for a thread: one that the operating system has
-put aside between two tasks delays nobody, and a single thread would finish the work.
+A kernel is a sequence of phases, a phase is a number of independent tasks. Threads claim tasks from a counter
+and go on when all tasks of the phase are done. A thread waits only for tasks that others hold, never for a
+thread: one that the operating system has put aside between two tasks delays nobody, and a single thread would
+finish the work.
 
     task = claim(team, phase)
     while task < num_tasks:
@@ -63,7 +65,8 @@ def _emit_wait(emit: Emitter, _: list[Any], team: Value, phase: Value, num_tasks
     builder.position_at_end(end)
 
 
-# claim(team, phase): the number of a task that nobody else runs; past the phase's last task, there is none left.
+# claim(team, phase): the number of a task that nobody else runs; past the phase's last task, there is none
+# left.
 # claim_next(team, phase): reports the task in hand as done, and claims another.
 # wait(team, phase, num_tasks): returns when all tasks of the phase are done; what they wrote is visible then.
 claim = vector_function(_emit_claim, types.int64)
@@ -72,7 +75,7 @@ wait = vector_function(_emit_wait)
 
 
 @inlined
-def new_team(num_phases):  # type: ignore[no-untyped-def]
+def new_team(num_phases):
     team = np.empty(num_phases * _PHASE, np.int64)
     for index in range(team.size):
         team[index] = 0

@@ -1,8 +1,10 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
 """The register tile that matrix products are made of.
 
-`out[r, c] (+)= sum_k x[r, k] * w[k, c]` for a few rows and one or two panels of `PANEL` columns: the sums stay in registers over
-the whole depth, x is read one number at a time and spread over the lanes. Every sum runs over k in order, whatever the tile's
-shape, so a row's result does not depend on how many rows are computed with it.
+`out[r, c] (+)= sum_k x[r, k] * w[k, c]` for a few rows and one or two panels of `PANEL` columns: the sums
+stay in registers over the whole depth, x is read one number at a time and spread over the lanes. Every sum
+runs over k in order, whatever the tile's shape, so a row's result does not depend on how many rows are
+computed with it.
 """
 
 from typing import Any
@@ -16,8 +18,8 @@ from engine.kernels.simd import CPU_FEATURES, F32, I32, I64, LANES, Emitter, Val
 
 VECTORS_PER_PANEL = 2
 PANEL = VECTORS_PER_PANEL * LANES
-# Sums, weights and x of a tile must fit the registers: 16, or 32 with AVX512. Two panels at once where one would leave the
-# multipliers waiting for their own results.
+# Sums, weights and x of a tile must fit the registers: 16, or 32 with AVX512. Two panels at once where one
+# would leave the multipliers waiting for their own results.
 MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS = (12, 4) if LANES == 16 else (6, 2)
 HAS_BFLOAT16_DOT = LANES == 16 and bool(CPU_FEATURES.get("avx512bf16"))
 
@@ -72,7 +74,8 @@ class _Tile:
             words += [
                 emit.load(emit.offset(panel, (at, 4), 4 * LANES * v), kind) for v in range(VECTORS_PER_PANEL)
             ]
-            # The panel after these, while this one's work goes on: memory and multipliers are then busy together.
+            # The panel after these, while this one's work goes on: memory and multipliers are then busy
+            # together.
             for line in range(0, 4 * PANEL, 64):
                 emit.prefetch(emit.offset(panel, (at, 4), (panel_stride, 4 * self.panels), line))
         if self.kind == "bfloat16":
@@ -104,9 +107,9 @@ class _Tile:
 
 
 def _emit_tiles(
-    emit: Emitter, dtypes: list[Any], x: Value, x_at: Value, x_stride: Value, w: Value, w_at: Value, w_stride: Value,
-    panel_stride: Value, depth: Value, out: Value, out_at: Value, out_stride: Value, rows: Value, panels: Value,
-    accumulate: Value,
+    emit: Emitter, dtypes: list[Any], x: Value, x_at: Value, x_stride: Value, w: Value, w_at: Value,
+    w_stride: Value, panel_stride: Value, depth: Value, out: Value, out_at: Value, out_stride: Value,
+    rows: Value, panels: Value, accumulate: Value,
 ) -> None:  # fmt: skip
     """A switch over the tiles' shapes."""
     x_dtype, w_dtype, _ = dtypes
@@ -131,12 +134,12 @@ _tile = vector_function(_emit_tiles)
 
 
 @device
-def multiply_tile(x, x_row, w, w_panel, depth, out, out_row, rows, panels, accumulate):  # type: ignore[no-untyped-def]
+def multiply_tile(x, x_row, w, w_panel, depth, out, out_row, rows, panels, accumulate):
     """One tile of a product of contiguous arrays of 4-byte elements.
 
-    x_row and out_row are (flat index of the first row, stride of rows); w_panel is (flat index of the first panel, stride of steps
-    of depth, stride of panels). rows is at most MAX_TILE_ROWS; panels is 1, or 2 for at most MAX_TWO_PANEL_ROWS; accumulate is 1
-    to add to out. The dtypes of x and w say what is multiplied:
+    x_row and out_row are (flat index of the first row, stride of rows); w_panel is (flat index of the first
+    panel, stride of steps of depth, stride of panels). rows is at most MAX_TILE_ROWS; panels is 1, or 2 for
+    at most MAX_TWO_PANEL_ROWS; accumulate is 1 to add to out. The dtypes of x and w say what is multiplied:
     float32, float32: depth counts k.
     float32, uint32: a word of w holds two bfloat16, the even k in the low half; depth counts words.
     uint32, uint32: x holds such words too; AVX512_BF16 has an instruction for it.
@@ -163,7 +166,7 @@ def multiply_tile(x, x_row, w, w_panel, depth, out, out_row, rows, panels, accum
 
 
 @inlined
-def multiply_rows(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate):  # type: ignore[no-untyped-def]
+def multiply_rows(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate):
     """`multiply_tile` for any number of rows, in tiles of nearly equal heights."""
     x_at, x_stride = x_row
     w_at, w_stride, panel_stride = w_panel

@@ -63,8 +63,8 @@ def test_large_scores() -> None:
 def test_nothing_to_do() -> None:
     problem = attention_problem([(5, 5)], 2, 2, 64, "bfloat16")
     empty = replace(
-        problem, q=problem.q[:0], block_tables=problem.block_tables[:0], context_lens=problem.context_lens[:0],
-        cu_query_lens=np.zeros(1, np.int32),
+        problem, q=problem.q[:0], block_tables=problem.block_tables[:0],
+        context_lens=problem.context_lens[:0], cu_query_lens=np.zeros(1, np.int32),
     )  # fmt: skip
     assert run(empty).shape == (0, 2, 64)
 

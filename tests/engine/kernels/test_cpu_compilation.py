@@ -1,4 +1,5 @@
-"""Compiled code is kept on disk, and thrown away when any source of the package changes; other vector widths."""
+"""Compiled code is kept on disk, and thrown away when any source of the package changes; other vector
+widths."""
 
 import os
 import shutil
@@ -57,4 +58,5 @@ def test_cache(tmp_path: Path) -> None:
 def test_sixteen_lanes(tmp_path: Path) -> None:
     here = Path(__file__).parent
     tests = [f"{here}/test_cpu_matmul.py", f"{here}/test_cpu_attention.py::test_shapes"]
-    run(WIDE, ROOT, tmp_path, "-q", "-p", "no:cacheprovider", "-k", "not float32", *tests)
+    only = "bfloat16 or int8 or (test_shapes and 9-3-96)"
+    run(WIDE, ROOT, tmp_path, "-q", "-p", "no:cacheprovider", "-k", only, *tests)

@@ -1,6 +1,7 @@
 """The whole model in one call, against the same steps in torch."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,8 @@ def random_model(sizes: Sizes) -> Model:
         return weight.bfloat16().float()
 
     def norm(size: int) -> torch.Tensor:
-        return 1 + 0.1 * torch.randn(size, generator=generator)
+        weight: torch.Tensor = 1 + 0.1 * torch.randn(size, generator=generator)
+        return weight
 
     s = sizes
     qkv_size = (s.num_heads + 2 * s.num_kv_heads) * s.dim
@@ -89,7 +91,9 @@ def pack(model: Model, kind: str) -> cpu.DecoderWeights:
         return cpu.pack_weight(bfloat16_bits(weight) if kind == "bfloat16" else weight.numpy())
 
     def matrices(name: str) -> cpu.PackedWeight:
-        return np.stack([packed(getattr(layer, name)) for layer in model.layers])
+        stacked: Any = np.stack([packed(getattr(layer, name)) for layer in model.layers])
+        weight: cpu.PackedWeight = stacked
+        return weight
 
     def vectors(name: str) -> cpu.Float32:
         return np.stack([getattr(layer, name).numpy() for layer in model.layers])
@@ -132,7 +136,8 @@ def run_reference(
     for layer, (k_cache, v_cache) in zip(model.layers, pool, strict=True):
         normed = rms_norm(hidden, layer.attention_norm, EPS)
         qkv = normed @ layer.qkv.T + (layer.qkv_bias if s.with_bias else 0)
-        q, k, v = qkv.view(len(hidden), -1, s.dim).split([s.num_heads, s.num_kv_heads, s.num_kv_heads], 1)
+        heads = qkv.view(len(hidden), -1, s.dim)
+        q, k, v = torch.split(heads, [s.num_heads, s.num_kv_heads, s.num_kv_heads], 1)
         if s.with_head_norms:
             q, k = rms_norm(q, layer.q_norm, EPS), rms_norm(k, layer.k_norm, EPS)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -173,8 +178,8 @@ def check(
     logits = np.full((len(logit_rows), s.vocabulary), np.nan, np.float32)
     cpu.decoder_step(
         hidden.numpy().copy(), pack(model, kind),
-        cpu.DecoderShape(s.num_heads, s.intermediate, EPS, s.dim**-0.5), rope_tables(2000, s.dim), batch, pool,
-        logits,
+        cpu.DecoderShape(s.num_heads, s.intermediate, EPS, s.dim**-0.5), rope_tables(2000, s.dim), batch,
+        pool, logits,
     )  # fmt: skip
     np.testing.assert_allclose(logits, expected.numpy(), atol=tolerance, rtol=0)
     actual_values, expected_values = from_cache(pool), from_cache(expected_pool)

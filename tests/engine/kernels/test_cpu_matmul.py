@@ -79,7 +79,8 @@ def test_int8_of_zeros_and_extremes() -> None:
     w[2] = -1.0
     out = np.full((2, 3), np.nan, np.float32)
     cpu.matmul_int8(x.numpy(), cpu.pack_weight_int8(w.numpy()), out)
-    np.testing.assert_allclose(out, [[0, 32e30, -32e30], [0, 0, 0]], rtol=1e-6)
+    expected = torch.tensor([[0, 32e30, -32e30], [0, 0, 0]])
+    torch.testing.assert_close(torch.from_numpy(out), expected, rtol=1e-6, atol=0)
 
 
 def test_weights_that_cannot_be_packed() -> None:

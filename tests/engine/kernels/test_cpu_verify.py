@@ -26,8 +26,9 @@ def test_verify(batch: tuple[list[list[int]], list[list[int]], list[int]]) -> No
     width = len(drafts[0]) if drafts else 0
     accepted, next_token = np.full((2, len(drafts)), -1, np.int32)
     cpu.verify_drafts(
-        np.array(drafts, np.int32).reshape(len(drafts), width), np.array(targets, np.int32).reshape(len(drafts), width + 1),
-        np.array(counts, np.int32), accepted, next_token,
+        np.array(drafts, np.int32).reshape(len(drafts), width),
+        np.array(targets, np.int32).reshape(len(drafts), width + 1), np.array(counts, np.int32), accepted,
+        next_token,
     )  # fmt: skip
     for row, (draft, target, count) in enumerate(zip(drafts, targets, counts, strict=True)):
         matching = 0
