@@ -17,7 +17,7 @@ from typing import Any
 from llvmlite import ir
 from numba import config, njit, types
 from numba.core import cgutils
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.extending import intrinsic
 from numba.np.ufunc.parallel import _launch_threads
 
@@ -39,9 +39,13 @@ def _source_stamp() -> tuple[str, int]:
 
 
 class _PackageCache(FunctionCache):  # type: ignore[misc]
+    """Files named by the stamp: those of other sources, whose types may no longer exist, are never opened."""
+
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._cache_file._source_stamp = _source_stamp()
+        stamp = _source_stamp()
+        base = f"{self._impl.filename_base}-{sha256(repr(stamp).encode()).hexdigest()[:12]}"
+        self._cache_file = IndexDataCacheFile(self._cache_path, base, stamp)
 
 
 def device(function: Callable[..., Any]) -> Callable[..., Any]:

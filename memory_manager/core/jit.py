@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import njit, types
+from numba.core.caching import IndexDataCacheFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,7 +28,10 @@ def kernel(function: F) -> F:
     are compiled into it. Here the stamp is that of all the core's sources.
     """
     dispatcher = njit(nogil=True, cache=True, error_model="numpy")(function)
-    dispatcher._cache._cache_file._source_stamp = _STAMP
+    cache = dispatcher._cache
+    # Named by the stamp: files of other sources, whose types may no longer exist, are never opened.
+    base = f"{cache._impl.filename_base}-{_STAMP[:12]}"
+    cache._cache_file = IndexDataCacheFile(cache._cache_path, base, _STAMP)
     return dispatcher  # type: ignore[no-any-return]
 
 
