@@ -1,6 +1,7 @@
 """The CPU kernels' figures, on the default model's shapes with random weights; the best of several rounds.
 
-Bandwidths count the weights (or the cache's keys and values) once a call; rates count multiplications and additions.
+Bandwidths count the weights (or the cache's keys and values) once a call; rates count multiplications and
+additions.
 """
 
 import time
