@@ -11,7 +11,8 @@ TIMEOUT_S = 2.0
 def main(address: str) -> int:
     with grpc.insecure_channel(address) as channel:
         try:
-            response = health_pb2_grpc.HealthStub(channel).Check(
+            stub = health_pb2_grpc.HealthStub(channel)
+            response = stub.Check(  # type: ignore[attr-defined]
                 health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S
             )
         except grpc.RpcError as error:
