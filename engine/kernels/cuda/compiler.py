@@ -1,7 +1,8 @@
 """From a kernel's Python source to machine code, with or without a GPU.
 
 numba makes PTX for the oldest architecture served, and NVIDIA's linker assembles it for the one at hand: a
-kernel goes through numba once, whatever it runs on. Machine code is cached beside the sources.
+kernel goes through numba once, whatever it runs on. (PTX made for sm_100 and newer leaves small arrays on the
+stack that belong in registers.) Machine code is cached beside the sources.
 """
 
 import hashlib

@@ -87,9 +87,9 @@ def test_every_kernel_fits_in_registers_on_every_architecture() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", TARGETS)
-def test_ptx_for_the_architecture_itself_fits_too(target: tuple[int, int]) -> None:
+def test_ptx_can_be_made_for_each_architecture_itself(target: tuple[int, int]) -> None:
     for spec in [attention("bfloat16", 128, 4, True), attention("float32", 128, 4, True), *OTHERS]:
-        check_resources(spec, compiler.make_ptx(spec, target), target)
+        assert compiler.assemble(compiler.make_ptx(spec, target), target).resources.spill_bytes == 0
 
 
 def test_two_byte_attention_runs_on_tensor_cores_and_loads_16_bytes_at_once() -> None:
