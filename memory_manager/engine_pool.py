@@ -223,15 +223,16 @@ class EnginePool:
     def _acquire(self, acquire: Acquire) -> AcquireResult:
         num_needed = -(-acquire.tokens.size // BLOCK_SIZE)
         tenant = self.tables.tenant_row(acquire.tenant)
-        num_limit = int(self.tables.pool.tenants[tenant]["quota"])
+        num_limit = min(self.num_blocks, int(self.tables.pool.tenants[tenant]["quota"]))
         if num_needed > num_limit:
             return AcquireResult(AcquireStatus.NEVER, num_needed=num_needed, num_limit=num_limit)
+        root = self.tables.root_row((acquire.salt, acquire.adapter))
         table: Int32s = np.empty(num_needed, np.int32)
         outcome = core_acquire.acquire(
             self.tables.arrays,
             acquire.sequence_id,
             tenant,
-            self.tables.root_row((acquire.salt, acquire.adapter)),
+            root,
             acquire.tokens,
             acquire.match_prefix,
             self._min_wait_blocks,
@@ -259,5 +260,4 @@ class EnginePool:
         in_scope[[row for namespace, row in self.tables.namespaces.rows.items() if condition(namespace)]] = (
             True
         )
-        purged = prefixes.purge(self.tables.arrays, in_scope)
-        return Cleared(purged.num_freed, purged.num_detached)
+        return Cleared(*prefixes.purge(self.tables.arrays, in_scope))

@@ -175,7 +175,8 @@ class MemoryManager:
             if engine.model_fingerprint == model_fingerprint:
                 prefix = engine.tables.find_prefix((salt, adapter), tokens, limit)
                 matches.append(EngineMatch(engine.engine_id, prefix.num_blocks * BLOCK_SIZE))
-        return sorted(matches, key=lambda match: -match.num_cached)
+        matches.sort(key=_by_num_cached, reverse=True)
+        return matches
 
     def pin_prefix(
         self, engine_id: str, tenant: str, salt: str, adapter: str, tokens: Int32s, ttl_ms: int
@@ -315,3 +316,7 @@ class MemoryManager:
     def _commit(self) -> None:
         if self._config.journal is not None and not self._config.journal.group_commit:
             self.commit()
+
+
+def _by_num_cached(match: EngineMatch) -> int:
+    return match.num_cached

@@ -10,7 +10,7 @@ from memory_manager.config import MemoryConfig, TenantLimits
 from memory_manager.core import prefixes
 from memory_manager.core.growth import doubled, grow_sequences
 from memory_manager.core.handle import address_table
-from memory_manager.core.layout import CHANGE, HEADLINE, NONE, Array, Pool, new_pool
+from memory_manager.core.layout import CHANGE, HEADLINE, NO_QUOTA, NONE, Array, Pool, new_pool
 from memory_manager.directory import Directory, K
 
 Namespace = tuple[str, str]  # (salt, adapter); the model fingerprint is the engine's
@@ -66,7 +66,7 @@ class Tables:
         num_blocks = self.pool.state.size
         limits = self.limits(tenant)
         entry = self.pool.tenants[row]
-        entry["quota"] = num_blocks if limits.quota is None else min(limits.quota, num_blocks)
+        entry["quota"] = NO_QUOTA if limits.quota is None else limits.quota
         entry["floor"] = limits.floor
         entry["pin_cap"] = num_blocks // 4 if limits.pin_cap is None else limits.pin_cap
 
@@ -78,7 +78,7 @@ class Tables:
         root = self.namespaces.rows.get(namespace)
         if root is None or limit <= 0:
             return prefixes.Prefix(0, NONE)
-        return prefixes.find_prefix(self.arrays, root, tokens, limit)
+        return prefixes.Prefix(*prefixes.find_prefix(self.arrays, root, tokens, limit))
 
     def root_row(self, namespace: Namespace) -> int:
         row = self.namespaces.rows.get(namespace)

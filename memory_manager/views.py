@@ -1,6 +1,7 @@
 """What can be read of a memory manager's state."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,7 @@ class Registration:
     heartbeat_interval_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class EngineMatch:
+class EngineMatch(NamedTuple):
     engine_id: str
     num_cached: int  # tokens
 

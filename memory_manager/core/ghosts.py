@@ -1,6 +1,6 @@
 """Ghosts: what is remembered of blocks that left the cache, to explain later misses.
 
-A bounded table; a ghost takes the place of an older one with the same slot.
+A bounded table of small buckets; a ghost takes the place of the oldest in its bucket.
 """
 
 from enum import IntEnum
@@ -9,6 +9,8 @@ from typing import Any
 from memory_manager.core.hashing import edge_hash
 from memory_manager.core.jit import inner
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
+
+_BUCKET_SIZE = 4
 
 
 class EvictionCause(IntEnum):
@@ -36,7 +38,15 @@ class MissReason(IntEnum):
 def remember(pool: Pool, block: int, cause: int, tenant: int) -> None:
     """The block leaves the cache now, for the sake of `tenant`."""
     node = pool.nodes[block]
-    ghost = pool.ghosts[node.edge_hash & (pool.ghosts.size - 1)]
+    bucket = _bucket(pool, node.edge_hash)
+    slot = bucket
+    for i in range(bucket, bucket + _BUCKET_SIZE):
+        if pool.ghosts[i].edge_hash == node.edge_hash and pool.ghosts[i].depth == node.depth:
+            slot = i
+            break
+        if pool.ghosts[i].left_at_us < pool.ghosts[slot].left_at_us:
+            slot = i
+    ghost = pool.ghosts[slot]
     ghost.edge_hash = node.edge_hash
     ghost.depth = node.depth
     ghost.left_at_us = pool.counters[0].now_us
@@ -47,9 +57,17 @@ def remember(pool: Pool, block: int, cause: int, tenant: int) -> None:
 @inner
 def find_ghost(pool: Pool, hashed: Any, depth: int) -> int:
     """The slot of a block that would lie at this depth with this edge hash, or NONE."""
-    slot = hashed & (pool.ghosts.size - 1)
-    ghost = pool.ghosts[slot]
-    return slot if ghost.edge_hash == hashed and ghost.depth == depth else NONE
+    bucket = _bucket(pool, hashed)
+    for slot in range(bucket, bucket + _BUCKET_SIZE):
+        if pool.ghosts[slot].edge_hash == hashed and pool.ghosts[slot].depth == depth:
+            return slot
+    return NONE
+
+
+@inner
+def _bucket(pool: Pool, hashed: Any) -> Any:
+    """The first of a bucket's slots."""
+    return hashed & (pool.ghosts.size - _BUCKET_SIZE)
 
 
 @inner

@@ -26,6 +26,8 @@ FREE, PRIVATE, READY, FENCED, QUARANTINED, PENDING, DETACHED = range(7)
 # waits for the launched_step that the next call will name.
 NEXT_CALL = np.iinfo(np.int64).max
 
+NO_QUOTA = np.iinfo(np.int32).max
+
 # What the trie knows of a block.
 NODE = np.dtype(
     [
@@ -70,7 +72,7 @@ ROW = np.dtype([("sequence_id", np.int64), ("row", np.int32)], align=True)
 TENANT = np.dtype(
     [
         ("num_evictions", np.int64),
-        ("quota", np.int32),
+        ("quota", np.int32),  # NO_QUOTA without one
         ("floor", np.int32),
         ("pin_cap", np.int32),
         ("charged", np.int32),  # its PRIVATE and READY blocks
@@ -131,7 +133,7 @@ class Pool(NamedTuple):
     row_index: Array  # [4 S], open addressing by sequence id; 0 = empty
     tenants: Array  # [T]
     waiters: Array  # [W], oldest first
-    ghosts: Array  # [G], direct-mapped by edge hash; G is a power of two
+    ghosts: Array  # [G], buckets chosen by edge hash; G is a power of two
     changes: Array  # [2 N], or empty while nobody watches
     secret: Array  # [16], keys of the token hash
     counters: Array  # [1]

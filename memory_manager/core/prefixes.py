@@ -23,14 +23,14 @@ class Prefix(NamedTuple):
 
 
 @kernel
-def find_prefix(arrays: Array, root: int, tokens: Array, limit: int) -> Prefix:
-    """The longest READY path along `tokens`, at most `limit` blocks. Reads only."""
+def find_prefix(arrays: Array, root: int, tokens: Array, limit: int) -> tuple[int, int]:
+    """The fields of Prefix: the longest READY path along `tokens`, at most `limit` blocks. Reads only."""
     pool: Pool = open_pool(arrays)
     paths = np.empty(limit, np.uint64)
     blocks = np.empty(limit, np.int32)
     chain_paths(pool, root, tokens, paths)
     num_blocks = count_ready(pool, blocks, match(pool, root, tokens, paths, limit, blocks))
-    return Prefix(num_blocks, blocks[num_blocks - 1] if num_blocks > 0 else pool.nodes.size + root)
+    return num_blocks, blocks[num_blocks - 1] if num_blocks > 0 else pool.nodes.size + root
 
 
 @kernel
@@ -47,14 +47,11 @@ def unpin(arrays: Array, tenant: int, node: int, num_blocks: int) -> None:
     pool.tenants[tenant].pinned -= num_blocks
 
 
-class Purge(NamedTuple):
-    num_freed: int
-    num_detached: int
-
-
 @kernel
-def purge(arrays: Array, in_scope: Array) -> Purge:
+def purge(arrays: Array, in_scope: Array) -> tuple[int, int]:
     """Forgets all cached blocks of the namespaces whose roots are in scope (bool[R]).
+
+    Answers how many were freed and how many detached.
 
     Blocks that somebody holds lose their edge now and are freed with the last holder. Sequences of these
     namespaces share nothing they compute from now on: it may rest on what was forgotten.
@@ -77,7 +74,7 @@ def purge(arrays: Array, in_scope: Array) -> Purge:
         if roots[block] != NONE and in_scope[roots[block]] and pool.state[block] == READY:
             _forget(pool, block)
     _wipe_unused_tokens(pool)
-    return Purge(num_freed, num_detached)
+    return num_freed, num_detached
 
 
 @inner
