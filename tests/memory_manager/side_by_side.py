@@ -24,7 +24,6 @@ from tests.memory_manager.model import Limits, Namespace, Rejected
 from tests.memory_manager.model_updates import Answer, Call, ModelPool
 
 FINGERPRINT = "model"
-ENGINE = "engine"
 STATES = {"FREE": 0, "PRIVATE": 1, "READY": 2, "FENCED": 3}
 
 COUNTED = (
@@ -109,12 +108,14 @@ class SideBySide:
         tenants: dict[str, TenantLimits],
         min_wait_blocks: int = 2,
         manager: MemoryManager | None = None,
+        engine_id: str = "engine",
     ) -> None:
         self.now = 0.0
+        self.engine_id = engine_id
         self.manager = manager or MemoryManager(
             MemoryConfig(tenants=tenants, min_wait_blocks=min_wait_blocks, lease_ms=10**9), lambda: self.now
         )
-        registration = self.manager.register_engine(ENGINE, num_blocks, 16, FINGERPRINT)
+        registration = self.manager.register_engine(engine_id, num_blocks, 16, FINGERPRINT)
         self.epoch = registration.epoch
         self.op_seq = 0
         self.tenants = tenants
@@ -149,7 +150,7 @@ class SideBySide:
     def pin(self, tenant: str, namespace: Namespace, tokens: list[int], ttl_ms: int) -> int | None:
         """The pin, or None when both refuse it."""
         try:
-            pin = self.manager.pin_prefix(ENGINE, tenant, *namespace, int32s(tokens), ttl_ms)
+            pin = self.manager.pin_prefix(self.engine_id, tenant, *namespace, int32s(tokens), ttl_ms)
         except MemoryManagerError as refused:
             with pytest.raises(Rejected, match=refused.reason):
                 self.model.pin(0, tenant, namespace, tokens)
@@ -162,7 +163,7 @@ class SideBySide:
         self.model.unpin(pin_id)
 
     def clear(self, salt: str | None) -> None:
-        cleared = self.manager.clear_cache(ENGINE, salt)
+        cleared = self.manager.clear_cache(self.engine_id, salt)
         expected = self.model.clear(lambda namespace: salt in (None, namespace[0]))
         assert (cleared.num_freed, cleared.num_detached) == expected
 
@@ -173,7 +174,7 @@ class SideBySide:
         self._compare_stats()
 
     def _compare_blocks(self) -> None:
-        model, snapshot = self.model, self.manager.inspect_blocks(ENGINE)
+        model, snapshot = self.model, self.manager.inspect_blocks(self.engine_id)
         size = model.num_blocks
         states, users, depths, parents = [0] * size, [0] * size, [0] * size, [-1] * size
         owners: list[str | None] = [None] * size
@@ -198,7 +199,8 @@ class SideBySide:
         assert [None if i < 0 else snapshot.tenants[i] for i in snapshot.owners] == owners
 
     def _compare_stats(self) -> None:
-        model, (stats,) = self.model, self.manager.stats().engines
+        model = self.model
+        (stats,) = [e for e in self.manager.stats().engines if e.engine_id == self.engine_id]
         assert stats.num_free == len(model.free)
         assert stats.num_fenced == len(model.fence)
         assert stats.num_evictable == len(model.evictable())

@@ -13,8 +13,8 @@ from tests.memory_manager.random_calls import MIXES, Mix, RandomCalls
 from tests.memory_manager.side_by_side import SideBySide
 
 BATCH = 50  # operations a rule
-NAMESPACES = [("", ""), ("salt", ""), ("", "adapter")]
-TENANTS = ["a", "b", "c"]
+NAMESPACES = [("", ""), ("salt", ""), ("", "adapter"), *((f"salt {i}", "") for i in range(9))]
+TENANTS = ["a", "b", "c", *(f"tenant {i}" for i in range(9))]
 
 LIMITS: list[dict[str, TenantLimits]] = [
     {},
@@ -29,8 +29,8 @@ class MemoryManagerMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.sampled_from((8, 24, 64, 200)),
         limits=st.sampled_from(LIMITS),
-        num_namespaces=st.integers(1, 3),
-        num_tenants=st.integers(1, 3),
+        num_namespaces=st.sampled_from((1, 2, 3, 12)),
+        num_tenants=st.sampled_from((1, 2, 3, 12)),
         seed=st.integers(0, 2**32),
     )
     def start(
@@ -74,7 +74,7 @@ def test_a_million_random_operations() -> None:
     done = 0
     while done < wanted:
         both = SideBySide(rng.choice((8, 24, 64, 200)), rng.choice(LIMITS))
-        tenants, namespaces = TENANTS[: rng.randint(1, 3)], NAMESPACES[: rng.randint(1, 3)]
+        tenants, namespaces = TENANTS[: rng.choice((1, 2, 3, 12))], NAMESPACES[: rng.choice((1, 2, 3, 12))]
         calls = RandomCalls(both, rng.randrange(2**32), tenants, namespaces)
         for _ in range(20):
             done += calls.run(rng.choice(MIXES), BATCH)
