@@ -38,12 +38,18 @@ class SystemConfig:
     frontend: FrontendConfig
 
     def on_free_ports(self) -> "SystemConfig":
-        """The inner addresses moved to ports that are free now; only the doors' ports are for people."""
+        """Inner addresses, and doors that may be anywhere, on ports that are free now: they outlive restarts."""
         memory, engine = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
         return SystemConfig(
             replace(self.memory_manager, memory_listen=memory),
             replace(self.engine, engine_listen=engine, memory_address=memory),
-            replace(self.frontend, engine_address=engine, memory_address=memory),
+            replace(
+                self.frontend,
+                http_port=self.frontend.http_port or _free_port(),
+                grpc_port=self.frontend.grpc_port or _free_port(),
+                engine_address=engine,
+                memory_address=memory,
+            ),
         )
 
 

@@ -111,7 +111,8 @@ def _filter(weights: Float32, total: float, top_k: int, top_p: float) -> float:
         counts[b] += 1
         masses[b] += weights[i]
     lowest, count, mass = _NUM_BINS - 1, counts[_NUM_BINS - 1], masses[_NUM_BINS - 1]
-    while lowest > 0 and count < top_k and mass < top_p * total:
+    # With a top_k, top_p is of the mass that the top_k hold, which is not known yet.
+    while lowest > 0 and count < top_k and (top_k < weights.shape[0] or mass < top_p * total):
         lowest -= 1
         count += counts[lowest]
         mass += masses[lowest]

@@ -104,6 +104,8 @@ def running_system(log: Path, *options: str) -> Iterator[System]:
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
+        if process.stdout is not None:
+            process.stdout.close()
         _, alive = psutil.wait_procs(descendants, timeout=10)
         for leftover in alive:
             leftover.kill()
