@@ -67,23 +67,33 @@ def _start_rows(q, row_order, item, head, heads, scale, scratch):
 
 
 @inlined
-def _score_few(scratch, num_rows, k_cache, table, first_page, num_pages, head):
+def _page_at(cache, table, page, head):
+    """Flat index of a KV head's page."""
+    _, num_kv_heads, page_size, dim = cache.shape
+    return (table[page] * num_kv_heads + head) * page_size * dim
+
+
+@inlined
+def _score_few(scratch, num_rows, k_cache, table, first_page, num_pages, last_page, head):
     queries, _, scores = scratch[:3]
-    num_kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
-    for page in range(num_pages):
-        at = (table[first_page + page] * num_kv_heads + head) * PAGE * dim
+    dim = k_cache.shape[3]
+    for page in range(first_page, first_page + num_pages):
+        at, next_at = (
+            _page_at(k_cache, table, page, head),
+            _page_at(k_cache, table, min(page + 1, last_page), head),
+        )
         for row in range(0, num_rows, ROW_BLOCK):
             rows = min(ROW_BLOCK, num_rows - row)
-            target = row * _KEY_BLOCK + page * PAGE
-            page_scores(queries, row * dim, dim, k_cache, at, dim, scores, target, _KEY_BLOCK, rows)
+            target = row * _KEY_BLOCK + (page - first_page) * PAGE
+            page_scores(queries, row * dim, dim, k_cache, at, next_at, dim, scores, target, _KEY_BLOCK, rows)
 
 
 @inlined
 def _score_many(scratch, num_rows, k_cache, table, first_page, num_pages, head):
     queries, _, scores, keys = scratch[:4]
-    num_kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
+    dim = k_cache.shape[3]
     for page in range(num_pages):
-        at = (table[first_page + page] * num_kv_heads + head) * PAGE * dim
+        at = _page_at(k_cache, table, first_page + page, head)
         target = page * PAGE // PANEL * dim * PANEL + page * PAGE % PANEL
         transpose_page(k_cache, at, dim, keys, target, PANEL)
     for row in range(0, num_rows, MAX_TILE_ROWS):
@@ -95,24 +105,30 @@ def _score_many(scratch, num_rows, k_cache, table, first_page, num_pages, head):
 
 
 @inlined
-def _add_values_few(scratch, num_rows, v_cache, table, first_page, num_keys, head):
+def _add_values_few(scratch, num_rows, v_cache, table, first_page, num_keys, last_page, head):
     _, sums, scores = scratch[:3]
-    num_kv_heads, dim = v_cache.shape[1], v_cache.shape[3]
+    dim = v_cache.shape[3]
     for key in range(0, num_keys, PAGE):
-        at = (table[first_page + key // PAGE] * num_kv_heads + head) * PAGE * dim
+        page = first_page + key // PAGE
+        at, next_at = (
+            _page_at(v_cache, table, page, head),
+            _page_at(v_cache, table, min(page + 1, last_page), head),
+        )
         count = min(PAGE, num_keys - key)
         for row in range(0, num_rows, ROW_BLOCK):
             rows = min(ROW_BLOCK, num_rows - row)
             source = row * _KEY_BLOCK + key
-            page_values(scores, source, _KEY_BLOCK, v_cache, at, count, dim, sums, row * dim, dim, rows)
+            page_values(
+                scores, source, _KEY_BLOCK, v_cache, at, next_at, count, dim, sums, row * dim, dim, rows
+            )
 
 
 @inlined
 def _add_values_many(scratch, num_rows, v_cache, table, first_page, num_keys, head):
     _, sums, scores, _, values = scratch[:5]
-    num_kv_heads, dim = v_cache.shape[1], v_cache.shape[3]
+    dim = v_cache.shape[3]
     for key in range(0, num_keys, PAGE):
-        at = (table[first_page + key // PAGE] * num_kv_heads + head) * PAGE * dim
+        at = _page_at(v_cache, table, first_page + key // PAGE, head)
         copy_scaled(v_cache, at, np.float32(1.0), values, key * dim, min(PAGE, num_keys - key) * dim)
     for row in range(0, num_rows, MAX_TILE_ROWS):
         rows = min(MAX_TILE_ROWS, num_rows - row)
@@ -164,13 +180,14 @@ def _attend(q, k_cache, v_cache, table, plan, item, head, scale, out, part_sums,
     """One item for one KV head; `table` holds its blocks."""
     heads = q.shape[1] // k_cache.shape[1]
     num_rows = _start_rows(q, plan.row_order, item, head, heads, scale, scratch)
+    last_page = (item[KEY_END] - 1) // PAGE
     for key in range(item[KEY_BEGIN], item[KEY_END], _KEY_BLOCK):
         num_keys = min(_KEY_BLOCK, item[KEY_END] - key)
         first_page, num_pages = key // PAGE, -(-num_keys // PAGE)
         if num_rows <= _FEW_ROWS:
-            _score_few(scratch, num_rows, k_cache, table, first_page, num_pages, head)
+            _score_few(scratch, num_rows, k_cache, table, first_page, num_pages, last_page, head)
             _softmax_block(scratch, plan, item, heads, key, num_keys)
-            _add_values_few(scratch, num_rows, v_cache, table, first_page, num_keys, head)
+            _add_values_few(scratch, num_rows, v_cache, table, first_page, num_keys, last_page, head)
         else:
             _score_many(scratch, num_rows, k_cache, table, first_page, num_pages, head)
             _softmax_block(scratch, plan, item, heads, key, num_keys)

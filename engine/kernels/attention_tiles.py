@@ -44,13 +44,25 @@ def _add_neighbours(emit: Emitter, a: Value, b: Value) -> Value:
     return emit.builder.fadd(emit.shuffle(a, b, even), emit.shuffle(a, b, [lane + 1 for lane in even]))
 
 
+def _prefetch(emit: Emitter, address: Value, num_bytes: int) -> None:
+    """A share of the page that comes next: pages lie anywhere, so the processor does not foresee them."""
+    for line in range(0, num_bytes, 64):
+        emit.prefetch(emit.offset(address, line))
+
+
 def _emit_scores(emit: Emitter, element: str, num_rows: int, operands: list[Value]) -> None:
-    query, query_stride, keys, dim, scores, scores_stride = operands
+    query, query_stride, keys, next_keys, dim, scores, scores_stride = operands
     builder, size = emit.builder, element_bytes(element)
     with emit.loop(I64(PAGE // _KEY_BLOCK)) as block:
         first = emit.offset(keys, (builder.mul(block, dim), size * _KEY_BLOCK))
         sums = [[emit.variable(spread(emit.vector, 0.0)) for _ in range(_KEY_BLOCK)] for _ in range(num_rows)]
         with emit.loop(builder.udiv(dim, I64(LANES))) as step:
+            share = size * _KEY_BLOCK * LANES
+            _prefetch(
+                emit,
+                emit.offset(next_keys, (builder.mul(block, dim), size * _KEY_BLOCK), (step, share)),
+                share,
+            )
             for key in range(_KEY_BLOCK):
                 address = emit.offset(first, (dim, size * key), (step, size * LANES))
                 vector = emit.load_element(address, element, emit.vector)
@@ -66,7 +78,7 @@ def _emit_scores(emit: Emitter, element: str, num_rows: int, operands: list[Valu
 
 
 def _emit_values(emit: Emitter, element: str, num_rows: int, operands: list[Value]) -> None:
-    weights, weights_stride, values, num_keys, dim, out, out_stride = operands
+    weights, weights_stride, values, next_values, num_keys, dim, out, out_stride = operands
     builder, size = emit.builder, element_bytes(element)
     lanes = range(0, COLUMN_BLOCK, LANES)
     with emit.loop(builder.udiv(dim, I64(COLUMN_BLOCK))) as block:
@@ -74,7 +86,9 @@ def _emit_values(emit: Emitter, element: str, num_rows: int, operands: list[Valu
         targets = [[emit.offset(row, 4 * lane) for lane in lanes] for row in rows]
         sums = [[emit.variable(emit.load(address, emit.vector)) for address in row] for row in targets]
         with emit.loop(num_keys) as key:
-            start = emit.offset(values, (builder.mul(key, dim), size), (block, size * COLUMN_BLOCK))
+            place = (builder.mul(key, dim), size), (block, size * COLUMN_BLOCK)
+            start = emit.offset(values, *place)
+            _prefetch(emit, emit.offset(next_values, *place), size * COLUMN_BLOCK)
             rows = [emit.offset(weights, (weights_stride, 4 * row), (key, 4)) for row in range(num_rows)]
             factors = [emit.splat(emit.load(row, F32)) for row in rows]
             for column, lane in enumerate(lanes):
@@ -118,24 +132,26 @@ def _transposed(emit: Emitter, rows: list[Value]) -> list[Value]:
 
 def _emit_page_scores(
     emit: Emitter, dtypes: list[Any], query: Value, query_at: Value, query_stride: Value, cache: Value,
-    page_at: Value, dim: Value, scores: Value, scores_at: Value, scores_stride: Value, rows: Value,
+    page_at: Value, next_at: Value, dim: Value, scores: Value, scores_at: Value, scores_stride: Value,
+    rows: Value,
 ) -> None:  # fmt: skip
     element = element_kind(dtypes[1])
     query, scores = emit.offset(query, (query_at, 4)), emit.offset(scores, (scores_at, 4))
-    page = emit.offset(cache, (page_at, element_bytes(element)))
-    operands = [query, query_stride, page, dim, scores, scores_stride]
+    pages = [emit.offset(cache, (at, element_bytes(element))) for at in (page_at, next_at)]
+    operands = [query, query_stride, *pages, dim, scores, scores_stride]
     for count in emit.cases(rows, range(1, ROW_BLOCK + 1)):
         _emit_scores(emit, element, count, operands)
 
 
 def _emit_page_values(
     emit: Emitter, dtypes: list[Any], weights: Value, weights_at: Value, weights_stride: Value, cache: Value,
-    page_at: Value, num_keys: Value, dim: Value, out: Value, out_at: Value, out_stride: Value, rows: Value,
+    page_at: Value, next_at: Value, num_keys: Value, dim: Value, out: Value, out_at: Value, out_stride: Value,
+    rows: Value,
 ) -> None:  # fmt: skip
     element = element_kind(dtypes[1])
     weights, out = emit.offset(weights, (weights_at, 4)), emit.offset(out, (out_at, 4))
-    page = emit.offset(cache, (page_at, element_bytes(element)))
-    operands = [weights, weights_stride, page, num_keys, dim, out, out_stride]
+    pages = [emit.offset(cache, (at, element_bytes(element))) for at in (page_at, next_at)]
+    operands = [weights, weights_stride, *pages, num_keys, dim, out, out_stride]
     for count in emit.cases(rows, range(1, ROW_BLOCK + 1)):
         _emit_values(emit, element, count, operands)
 
@@ -149,12 +165,14 @@ def _emit_transpose_page(
     _emit_transpose(emit, element, [page, dim, emit.offset(out, (out_at, 4)), out_stride])
 
 
-# page_scores(query, query_at, query_stride, cache, page_at, dim, scores, scores_at, scores_stride, rows):
-#   scores[row, key] = query[row] · page[key], for 1 to ROW_BLOCK rows and the 16 keys of a page.
+# page_scores(query, query_at, query_stride, cache, page_at, next_at, dim, scores, scores_at, scores_stride,
+# rows):
+#   scores[row, key] = query[row] · page[key], for 1 to ROW_BLOCK rows and the 16 keys of a page. next_at is
+#   the page that is wanted next.
 page_scores = vector_function(_emit_page_scores)
 
-# page_values(weights, weights_at, weights_stride, cache, page_at, num_keys, dim, out, out_at, out_stride,
-# rows):
+# page_values(weights, weights_at, weights_stride, cache, page_at, next_at, num_keys, dim, out, out_at,
+# out_stride, rows):
 #   out[row] += sum over the page's first num_keys of weights[row, key] * page[key], for 1 to ROW_BLOCK rows.
 page_values = vector_function(_emit_page_values)
 

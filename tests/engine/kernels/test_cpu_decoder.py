@@ -64,7 +64,8 @@ def random_model(sizes: Sizes) -> Model:
 
     def matrix(num_outputs: int, num_inputs: int) -> torch.Tensor:
         weight = torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5
-        return weight.bfloat16().float()
+        rounded: torch.Tensor = weight.bfloat16().float()
+        return rounded
 
     def norm(size: int) -> torch.Tensor:
         weight: torch.Tensor = 1 + 0.1 * torch.randn(size, generator=generator)
