@@ -38,7 +38,7 @@ class SystemConfig:
     frontend: FrontendConfig
 
     def on_free_ports(self) -> "SystemConfig":
-        """Inner addresses, and doors that may be anywhere, on ports that are free now: they outlive restarts."""
+        """What may be anywhere moves to ports that are free now, and keeps them over restarts."""
         memory, engine = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
         return SystemConfig(
             replace(self.memory_manager, memory_listen=memory),
