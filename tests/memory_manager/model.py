@@ -86,7 +86,10 @@ def blocks_for(num_tokens: int) -> int:
 
 
 class Model:
-    def __init__(self, num_blocks: int, min_wait_blocks: int, limits: Callable[[str], Limits]) -> None:
+    def __init__(
+        self, num_blocks: int, min_wait_blocks: int, limits: Callable[[str], Limits], *, fifo: bool = False
+    ) -> None:
+        self.fifo = fifo
         self.num_blocks = num_blocks
         self.min_wait_blocks = min_wait_blocks
         self.limits = limits
@@ -134,8 +137,9 @@ class Model:
         return list(found)
 
     def drop_hold(self, node: Node) -> None:
-        self.tick += 1
-        node.last_used = self.tick
+        if not (self.fifo and node.last_used):
+            self.tick += 1
+            node.last_used = self.tick
         node.fence_step = self.launched
         node.num_holds -= 1
         self.free_detached(node)

@@ -39,8 +39,14 @@ class Call:
 
     @property
     def num_operations(self) -> int:
-        lists = (self.advances, self.truncates, self.releases, self.forks, self.rooms, self.acquires)
-        return sum(map(len, lists))
+        return (
+            len(self.advances)
+            + len(self.truncates)
+            + len(self.releases)
+            + len(self.forks)
+            + len(self.rooms)
+            + len(self.acquires)
+        )
 
 
 @dataclass

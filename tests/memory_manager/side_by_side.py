@@ -1,7 +1,7 @@
 """Drives a memory manager and the plain model with the same calls and compares every answer."""
 
 import random
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -109,17 +109,19 @@ class SideBySide:
         min_wait_blocks: int = 2,
         manager: MemoryManager | None = None,
         engine_id: str = "engine",
+        eviction: Literal["lru", "fifo"] = "lru",
     ) -> None:
         self.now = 0.0
         self.engine_id = engine_id
         self.manager = manager or MemoryManager(
-            MemoryConfig(tenants=tenants, min_wait_blocks=min_wait_blocks, lease_ms=10**9), lambda: self.now
+            MemoryConfig(tenants=tenants, min_wait_blocks=min_wait_blocks, lease_ms=10**9, eviction=eviction),
+            lambda: self.now,
         )
         registration = self.manager.register_engine(engine_id, num_blocks, 16, FINGERPRINT)
         self.epoch = registration.epoch
         self.op_seq = 0
         self.tenants = tenants
-        self.model = ModelPool(num_blocks, min_wait_blocks, self._limits)
+        self.model = ModelPool(num_blocks, min_wait_blocks, self._limits, fifo=eviction == "fifo")
 
     def _limits(self, tenant: str) -> Limits:
         limits = self.tenants.get(tenant, TenantLimits())

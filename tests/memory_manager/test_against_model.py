@@ -2,6 +2,7 @@
 
 import os
 import random
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +32,7 @@ class MemoryManagerMachine(RuleBasedStateMachine):
         limits=st.sampled_from(LIMITS),
         num_namespaces=st.sampled_from((1, 2, 3, 12)),
         num_tenants=st.sampled_from((1, 2, 3, 12)),
+        eviction=st.sampled_from(("lru", "lru", "fifo")),
         seed=st.integers(0, 2**32),
     )
     def start(
@@ -39,9 +41,10 @@ class MemoryManagerMachine(RuleBasedStateMachine):
         limits: dict[str, TenantLimits],
         num_namespaces: int,
         num_tenants: int,
+        eviction: Literal["lru", "fifo"],
         seed: int,
     ) -> None:
-        self.both = SideBySide(num_blocks, limits)
+        self.both = SideBySide(num_blocks, limits, eviction=eviction)
         self.calls = RandomCalls(self.both, seed, TENANTS[:num_tenants], NAMESPACES[:num_namespaces])
 
     @rule(mix=st.sampled_from(MIXES), num_operations=st.integers(BATCH, 2 * BATCH))
@@ -73,7 +76,9 @@ def test_a_million_random_operations() -> None:
     rng = random.Random(0)
     done = 0
     while done < wanted:
-        both = SideBySide(rng.choice((8, 24, 64, 200)), rng.choice(LIMITS))
+        both = SideBySide(
+            rng.choice((8, 24, 64, 200)), rng.choice(LIMITS), eviction=rng.choice(("lru", "lru", "fifo"))
+        )
         tenants, namespaces = TENANTS[: rng.choice((1, 2, 3, 12))], NAMESPACES[: rng.choice((1, 2, 3, 12))]
         calls = RandomCalls(both, rng.randrange(2**32), tenants, namespaces)
         for _ in range(20):

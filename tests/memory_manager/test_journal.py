@@ -3,6 +3,7 @@
 import random
 import shutil
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,7 +137,7 @@ def test_a_journal_cut_at_every_byte_of_its_last_records_is_one_of_its_past_stat
     directory = tmp_path / "journal"
     engine = EngineSide(num_blocks=8, manager=open_at(directory))
     states = []
-    steps = [
+    steps: list[Callable[[], object]] = [
         lambda: engine.acquire(1, range(40), tenant="c"),
         lambda: engine.write(1, 40),
         lambda: engine.manager.pin_prefix("engine", "c", "", "", int32s(range(40)), 1000),
@@ -235,6 +236,26 @@ def test_settings_that_changed_hold_from_now_on(tmp_path: Path) -> None:
     assert (result.status, result.num_limit) == (AcquireStatus.NEVER, 2)
     copy = JournalConfig(killed_copy(directory, tmp_path / "copy"))
     assert_same_state(engine.manager, MemoryManager(replace(config, journal=copy), Clock()))
+
+
+def test_one_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("memory_manager.journal.snapshot._LAYOUT", "another")
+        open_at(tmp_path / "journal").close()
+    with pytest.raises(MemoryManagerError, match="another version"):
+        open_at(tmp_path / "journal")
+
+
+def test_leases_start_again(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(manager=open_at(directory))
+    clock = Clock()
+    clock.now += 10**6
+    config = MemoryConfig(journal=JournalConfig(killed_copy(directory, tmp_path / "copy")))
+    again = MemoryManager(config, clock)
+    assert again.reap_expired() == []
+    clock.now += 11
+    assert again.reap_expired() == [engine.epoch]
 
 
 def test_without_a_journal_nothing_survives() -> None:

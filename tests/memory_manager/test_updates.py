@@ -101,7 +101,7 @@ def test_a_rejected_call_consumes_no_number() -> None:
             {"advance": Advance(ONE, int32s([0]), int32s([]), int32s([20]), int32s([1, 2]))},
             "BAD_ARRAY_LENGTH",
         ),
-        ({"advance": Advance(ONE, int64s([0]), int32s([]), int32s([20]))}, "BAD_ARRAY"),
+        ({"advance": Advance(ONE, int64s([0]), int32s([]), int32s([20]))}, "BAD_ARRAY"),  # type: ignore[arg-type]
         (
             {"advance": Advance(int64s([1, 7, 1])[::2], int32s([0, 0]), int32s([]), int32s([20, 20]))},
             "BAD_ARRAY",
