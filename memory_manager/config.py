@@ -39,4 +39,6 @@ class MemoryConfig:
     min_wait_blocks: int = 4
     tenants: Mapping[str, TenantLimits] = field(default_factory=dict)
     default_limits: TenantLimits = TenantLimits()
+    # Which cached leaf goes first: the one least recently used, or the one let go first of all.
+    eviction: Literal["lru", "fifo"] = "lru"
     journal: JournalConfig | None = None

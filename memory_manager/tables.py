@@ -22,6 +22,7 @@ class Tables:
         self.adopt(new_pool(num_blocks, np.frombuffer(secret, np.uint32).copy()))
         self.tenants: Directory[str] = Directory(self.pool.tenants.size)
         self.namespaces: Directory[Namespace] = Directory(self.pool.roots.size)
+        self.configure(config)
 
     def adopt(self, pool: Pool) -> None:
         """Goes on with these arrays."""
@@ -57,8 +58,9 @@ class Tables:
         return row
 
     def configure(self, config: MemoryConfig) -> None:
-        """From now on, these are the tenants' limits."""
+        """From now on, these are the rules."""
         self._config = config
+        self.pool.counters["fifo"] = config.eviction == "fifo"
         for tenant, row in self.tenants.rows.items():
             self._set_limits(tenant, row)
 

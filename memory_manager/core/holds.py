@@ -50,14 +50,19 @@ def take_back_hold(pool: Pool, node: int) -> None:
 
 @inner
 def drop_hold(pool: Pool, node: int) -> None:
-    """Ends a use: the node is now the most recently used one of its owner."""
+    """Ends a use: the node is now the most recently used of its owner, unless ages are kept."""
     if node < pool.nodes.size:
         counters = pool.counters
-        counters[0].tick += 1
-        pool.nodes[node].last_used = counters[0].tick
         pool.nodes[node].fence_step = counters[0].launched_step
+        keeps_age = counters[0].fifo and pool.nodes[node].last_used > 0
+        if not keeps_age:
+            counters[0].tick += 1
+            pool.nodes[node].last_used = counters[0].tick
         if pool.state[node] != DETACHED:
-            move_to_newest(pool, node)
+            if not keeps_age:
+                move_to_newest(pool, node)
+            elif not is_linked(pool, node):
+                link_by_age(pool, node)
         unhold(pool, node)
 
 

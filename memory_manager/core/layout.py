@@ -107,7 +107,8 @@ CHANGE = np.dtype([("block", np.int32), ("kind", np.int32)], align=True)
 HEADLINE = ("num_free", "num_fenced", "num_evictable", "num_woken", "num_changes", "now_us")
 
 _OTHER_COUNTERS = (
-    "num_private num_ready num_quarantined num_sequences num_waiting launched_step completed_step tick calls"
+    "num_private num_ready num_quarantined num_sequences num_waiting"
+    " launched_step completed_step tick calls fifo"
     " num_evictions num_query_tokens num_hit_tokens num_forks num_coalesced_tokens"
     " num_truncated_blocks num_replaced_blocks"
 ).split()

@@ -1,6 +1,7 @@
 """What a record says, and how it is done again."""
 
 import json
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
@@ -65,6 +66,7 @@ def config_to_facts(config: MemoryConfig) -> dict[str, Any]:
     """What of the settings decides outcomes."""
     return {
         "min_wait_blocks": config.min_wait_blocks,
+        "eviction": config.eviction,
         "default_limits": vars(config.default_limits),
         "tenants": {tenant: vars(limits) for tenant, limits in config.tenants.items()},
     }
@@ -72,11 +74,10 @@ def config_to_facts(config: MemoryConfig) -> dict[str, Any]:
 
 def config_from_facts(facts: dict[str, Any], base: MemoryConfig) -> MemoryConfig:
     """`base` with the recorded settings."""
-    return MemoryConfig(
-        lease_ms=base.lease_ms,
-        heartbeat_interval_ms=base.heartbeat_interval_ms,
+    return replace(
+        base,
         min_wait_blocks=facts["min_wait_blocks"],
+        eviction=facts["eviction"],
         default_limits=TenantLimits(**facts["default_limits"]),
         tenants={tenant: TenantLimits(**limits) for tenant, limits in facts["tenants"].items()},
-        journal=base.journal,
     )

@@ -1,5 +1,6 @@
 """The whole state in one record: its facts as JSON, then the arrays of every pool as they are."""
 
+import hashlib
 import json
 import struct
 from typing import Any
@@ -8,19 +9,23 @@ import numpy as np
 
 from memory_manager.codec import Reader, decode_answer, encode_answer
 from memory_manager.config import MemoryConfig
-from memory_manager.core.layout import Array, Pool, aligned_zeros, new_pool
+from memory_manager.core.layout import POOL_DTYPES, Array, Pool, aligned_zeros
 from memory_manager.core.prefixes import Prefix
 from memory_manager.directory import Directory
 from memory_manager.engine_pool import EnginePool, LastCall
+from memory_manager.errors import MemoryManagerError
 from memory_manager.journal.records import config_from_facts, config_to_facts, encode_facts
 from memory_manager.pins import PinEntry
 from memory_manager.state import State
 
+# Pools are stored as they are, so only a program with the same layout can read them.
+_LAYOUT = hashlib.blake2b(repr(POOL_DTYPES).encode(), digest_size=8).hexdigest()
 _HEAD = struct.Struct("<q")  # bytes of the facts
 
 
 def encode_state(state: State) -> bytes:
     facts = {
+        "layout": _LAYOUT,
         "config": config_to_facts(state.config),
         "last_epoch": state.last_epoch,
         "last_pin_id": state.last_pin_id,
@@ -61,18 +66,23 @@ def _directory_facts(directory: Directory[Any]) -> dict[str, Any]:
 
 
 def decode_state(payload: memoryview, config: MemoryConfig, now_us: int) -> State:
-    """The state as it was, with the recorded settings; times to live start again at `now_us`."""
+    """The state as it was, with the recorded settings; times to live start again at `now_us`.
+
+    Raises MemoryManagerError / JOURNAL_INCOMPATIBLE.
+    """
     (num_bytes,) = _HEAD.unpack_from(payload)
     facts = json.loads(bytes(payload[_HEAD.size : _HEAD.size + num_bytes]))
+    if facts["layout"] != _LAYOUT:
+        raise MemoryManagerError("JOURNAL_INCOMPATIBLE", "written by another version")
     state = State(config_from_facts(facts["config"], config))
     state.last_epoch, state.last_pin_id = facts["last_epoch"], facts["last_pin_id"]
     offset = _HEAD.size + num_bytes
     offset += -offset % 8
     for engine_facts in facts["engines"]:
         arrays: list[Array] = []
-        for template, size in zip(new_pool(1, np.zeros(16, np.uint32)), engine_facts["sizes"], strict=True):
-            array = aligned_zeros(size, template.dtype)
-            array[:] = np.frombuffer(payload, template.dtype, size, offset)
+        for dtype, size in zip(POOL_DTYPES.values(), engine_facts["sizes"], strict=True):
+            array = aligned_zeros(size, dtype)
+            array[:] = np.frombuffer(payload, dtype, size, offset)
             arrays.append(array)
             offset += array.nbytes + -array.nbytes % 8
         engine = _engine_from(engine_facts, Pool(*arrays), state.config, now_us)
