@@ -23,6 +23,7 @@ from memory_manager.errors import (
     PreconditionError,
 )
 from memory_manager.inspection import delta_between
+from memory_manager.integrity import check_pool
 from memory_manager.journal.file import JournalCorruptError, JournalUnavailableError
 from memory_manager.journal.journal import repair_journal
 from memory_manager.manager import MemoryManager
@@ -36,6 +37,7 @@ from memory_manager.views import (
     EngineStats,
     Event,
     Explanation,
+    Mended,
     Pin,
     Registration,
     Removed,
@@ -69,6 +71,7 @@ __all__ = [
     "MemoryConfig",
     "MemoryManager",
     "MemoryManagerError",
+    "Mended",
     "MissReason",
     "NotFoundError",
     "OutOfRangeError",
@@ -86,6 +89,7 @@ __all__ = [
     "Truncate",
     "UpdateAnswer",
     "UpdateRequest",
+    "check_pool",
     "delta_between",
     "repair_journal",
 ]

@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from memory_manager.core.handle import address_table
 from memory_manager.core.hashing import edge_hash, extend_path
 from memory_manager.core.layout import (
     BLOCK_SIZE,
@@ -18,37 +20,72 @@ from memory_manager.core.layout import (
     READY,
     Array,
     Pool,
+    aligned_zeros,
 )
 from memory_manager.core.probe import block_like, row_of
 from memory_manager.engine_pool import EnginePool
 
 
-def check_pool(engine: EnginePool) -> list[str]:
+class Subject(NamedTuple):
+    """What is examined: a pool and what points into it from outside."""
+
+    epoch: int
+    pool: Pool
+    arrays: Array  # address table of the pool
+    tenant_rows: list[int]
+    pinned_nodes: list[int]
+    pinned_blocks: list[tuple[int, int]]  # (tenant row, number of blocks) of each pin
+
+
+def subject_of(engine: EnginePool) -> Subject:
+    return Subject(
+        engine.epoch,
+        engine.tables.pool,
+        engine.tables.arrays,
+        sorted(engine.tables.tenants.rows.values()),
+        engine.pins.held_nodes,
+        engine.pins.blocks_by_tenant,
+    )
+
+
+def copy_of(engine: EnginePool) -> Subject:
+    """To be examined by another thread, while the pool goes on."""
+    copied = Pool(*(_aligned_copy(array) for array in engine.tables.pool))
+    return subject_of(engine)._replace(pool=copied, arrays=address_table(copied))
+
+
+def _aligned_copy(array: Array) -> Array:
+    copied = aligned_zeros(array.size, array.dtype)
+    copied[:] = array
+    return copied
+
+
+def check_pool(subject: Subject) -> list[str]:
     """What is violated, in words; nothing when all is well. Assumes nothing but the arrays' sizes."""
-    pool = engine.tables.pool
+    pool, arrays = subject.pool, subject.arrays
     try:
         return [
             *_check_states(pool),
-            *_check_sequences(pool, engine.tables.arrays),
-            *_check_trie(pool, engine.pins.held_nodes),
-            *_check_edges(pool, engine.tables.arrays),
-            *_check_order(pool, sorted(engine.tables.tenants.rows.values())),
-            *_check_tenants(pool, engine.pins.blocks_by_tenant),
+            *_check_sequences(pool, arrays),
+            *_check_trie(pool, subject.pinned_nodes),
+            *_check_edges(pool, arrays),
+            *_check_order(pool, subject.tenant_rows),
+            *_check_tenants(pool, subject.pinned_blocks),
             *_check_waiters(pool),
         ]
     except (IndexError, RecursionError) as broken_link:
         return [f"a link leads nowhere: {broken_link}"]
 
 
-def _in_states(pool: Pool, *states: int) -> set[int]:
+def in_states(pool: Pool, *states: int) -> set[int]:
     return set(np.flatnonzero(np.isin(pool.state, states)).tolist())
 
 
-def _live_rows(pool: Pool) -> list[int]:
+def live_rows(pool: Pool) -> list[int]:
     return [int(row) for row in np.flatnonzero(pool.sequences["sequence_id"])]
 
 
-def _private_chain(pool: Pool, row: int) -> list[int]:
+def private_chain(pool: Pool, row: int) -> list[int]:
     """A sequence's private blocks in order; stops at a loop."""
     chain: list[int] = []
     block = int(pool.sequences["first"][row])
@@ -58,7 +95,7 @@ def _private_chain(pool: Pool, row: int) -> list[int]:
     return chain
 
 
-def _path(pool: Pool, node: int) -> list[int]:
+def path_to(pool: Pool, node: int) -> list[int]:
     """The blocks from a root down to a node; stops at a loop."""
     path: list[int] = []
     while node < pool.nodes.size and len(path) <= pool.nodes.size:
@@ -74,18 +111,18 @@ def _check_states(pool: Pool) -> Iterator[str]:
     size = pool.state.size
     free = pool.free_list[:num_free].tolist()
     fenced = pool.fence[:num_fenced].tolist()
-    if len(set(free)) < len(free) or set(free) != _in_states(pool, FREE):
+    if len(set(free)) < len(free) or set(free) != in_states(pool, FREE):
         yield "the free stack does not hold every FREE block once"
-    if len(set(fenced)) < len(fenced) or set(fenced) != _in_states(pool, FENCED):
+    if len(set(fenced)) < len(fenced) or set(fenced) != in_states(pool, FENCED):
         yield "the fence does not hold every FENCED block once"
     if any(pool.nodes["fence_step"][block] <= counters["completed_step"] for block in fenced):
         yield "a block is fenced although its step has completed"
     expected = {
-        "num_free": _in_states(pool, FREE),
-        "num_private": _in_states(pool, PRIVATE, PENDING),
-        "num_ready": _in_states(pool, READY, DETACHED),
-        "num_fenced": _in_states(pool, FENCED),
-        "num_quarantined": _in_states(pool, QUARANTINED),
+        "num_free": in_states(pool, FREE),
+        "num_private": in_states(pool, PRIVATE, PENDING),
+        "num_ready": in_states(pool, READY, DETACHED),
+        "num_fenced": in_states(pool, FENCED),
+        "num_quarantined": in_states(pool, QUARANTINED),
     }
     for name, blocks in expected.items():
         if counters[name] != len(blocks):
@@ -95,7 +132,7 @@ def _check_states(pool: Pool) -> Iterator[str]:
 
 
 def _check_sequences(pool: Pool, arrays: Array) -> Iterator[str]:
-    rows = _live_rows(pool)
+    rows = live_rows(pool)
     num_sequences = int(pool.counters["num_sequences"][0])
     num_spare = pool.sequences.size - num_sequences
     if set(rows) | set(pool.spare_rows[:num_spare].tolist()) != set(range(pool.sequences.size)):
@@ -104,18 +141,18 @@ def _check_sequences(pool: Pool, arrays: Array) -> Iterator[str]:
         yield f"num_sequences is {num_sequences}, counted {len(rows)}"
     chained: list[int] = []
     for row in rows:
-        chained += _private_chain(pool, row)
+        chained += private_chain(pool, row)
         for violation in _check_sequence(pool, arrays, row):
             yield f"sequence {pool.sequences['sequence_id'][row]}: {violation}"
-    if sorted(chained) != sorted(_in_states(pool, PRIVATE, PENDING)):
+    if sorted(chained) != sorted(in_states(pool, PRIVATE, PENDING)):
         yield "the private blocks are not in one page table each"
 
 
 def _check_sequence(pool: Pool, arrays: Array, row: int) -> Iterator[str]:
     sequence = pool.sequences[row]
     num_tokens, num_sealed = int(sequence["num_tokens"]), int(sequence["num_sealed"])
-    chain = _private_chain(pool, row)
-    path = _path(pool, int(sequence["node"]))
+    chain = private_chain(pool, row)
+    path = path_to(pool, int(sequence["node"]))
     if row_of(arrays, int(sequence["sequence_id"])) != row:
         yield "not found in the index"
     if len(path) != num_sealed or len(path) + len(chain) != sequence["num_blocks"]:
@@ -126,7 +163,7 @@ def _check_sequence(pool: Pool, arrays: Array, row: int) -> Iterator[str]:
         yield "more tokens than slots"
     if sequence["seals"] and sequence["num_written"] // BLOCK_SIZE != num_sealed:
         yield "a written block is not sealed"
-    if not set(path) <= _in_states(pool, READY, DETACHED):
+    if not set(path) <= in_states(pool, READY, DETACHED):
         yield "a shared block is not READY"
     if [int(pool.prev[block]) for block in chain] != ([NONE, *chain])[: len(chain)]:
         yield "backward links differ from forward ones"
@@ -135,14 +172,14 @@ def _check_sequence(pool: Pool, arrays: Array, row: int) -> Iterator[str]:
     cursor = num_tokens // BLOCK_SIZE - num_sealed
     if sequence["cursor"] != (chain[cursor] if cursor < len(chain) else NONE):
         yield "`cursor` is not the block of the next token"
-    if sequence["path"] != _path_hash(pool, path, int(sequence["root"])):
+    if sequence["path"] != path_hash(pool, path, int(sequence["root"])):
         yield "wrong path hash"
     states = [int(pool.state[block]) for block in chain]
     if PENDING in states[states.count(PENDING) :]:
         yield "its pending blocks are not the first private ones"
 
 
-def _path_hash(pool: Pool, path: list[int], root: int) -> np.uint64:
+def path_hash(pool: Pool, path: list[int], root: int) -> np.uint64:
     hashed = np.uint64(pool.roots["path"][root])
     for block in path:
         hashed = np.uint64(extend_path(hashed, pool.tokens, block * BLOCK_SIZE, pool.secret))
@@ -152,8 +189,8 @@ def _path_hash(pool: Pool, path: list[int], root: int) -> np.uint64:
 def _check_trie(pool: Pool, pinned: list[int]) -> Iterator[str]:
     """Counts of children and references, recomputed from parents and holders."""
     size = pool.nodes.size
-    nodes = _in_states(pool, READY, DETACHED)
-    rows = _live_rows(pool)
+    nodes = in_states(pool, READY, DETACHED)
+    rows = live_rows(pool)
     refs = Counter([int(pool.sequences["node"][row]) for row in rows] + pinned)
     children: Counter[int] = Counter()
     for block in sorted(nodes, key=lambda block: -int(pool.nodes["depth"][block])):
@@ -183,15 +220,15 @@ def _check_trie(pool: Pool, pinned: list[int]) -> Iterator[str]:
 
 def _check_edges(pool: Pool, arrays: Array) -> Iterator[str]:
     size = pool.nodes.size
-    indexed = _in_states(pool, READY, PENDING)
+    indexed = in_states(pool, READY, PENDING)
     linked = [int(block) for block in pool.edges["block"] if block != NONE]
     if sorted(linked) != sorted(indexed):
         yield "the edges do not lead to every READY and PENDING block once"
     for block in indexed:
-        path = _path(pool, block)
+        path = path_to(pool, block)
         parent = int(pool.nodes["parent"][block])
         root = int(pool.nodes["parent"][path[0]]) - size
-        hashed = edge_hash(_path_hash(pool, path, root))
+        hashed = edge_hash(path_hash(pool, path, root))
         if parent < size and parent not in indexed:
             yield f"block {block} is indexed below block {parent}, which is not"
         if pool.nodes["edge_hash"][block] != hashed:
@@ -224,10 +261,10 @@ def _check_order(pool: Pool, tenants: list[int]) -> Iterator[str]:
 def _check_tenants(pool: Pool, pins: list[tuple[int, int]]) -> Iterator[str]:
     shared = np.isin(pool.state, (READY, DETACHED))
     private = Counter[int]()
-    for row in _live_rows(pool):
-        private[int(pool.sequences["tenant"][row])] += len(_private_chain(pool, row))
+    for row in live_rows(pool):
+        private[int(pool.sequences["tenant"][row])] += len(private_chain(pool, row))
     evictable = (pool.state == READY) & (pool.nodes["refs"] == 0)
-    sequences = Counter(int(pool.sequences["tenant"][row]) for row in _live_rows(pool))
+    sequences = Counter(int(pool.sequences["tenant"][row]) for row in live_rows(pool))
     for tenant in range(pool.tenants.size):
         counted = {
             "charged": private[tenant] + int((shared & (pool.owner == tenant)).sum()),

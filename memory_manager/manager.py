@@ -17,9 +17,10 @@ from memory_manager.engine_pool import EnginePool
 from memory_manager.errors import InvalidRequestError, NotFoundError
 from memory_manager.events import EventLog, drain_changes, whole_cache
 from memory_manager.inspection import engine_stats, inspect_blocks, state_bytes
-from memory_manager.integrity import check_pool
+from memory_manager.integrity import Subject, check_pool, copy_of, subject_of
 from memory_manager.journal.journal import Journal
 from memory_manager.journal.records import Kind, config_to_facts, encode_facts
+from memory_manager.repair import repair_pool
 from memory_manager.requests import UpdateRequest
 from memory_manager.state import State
 from memory_manager.views import (
@@ -29,6 +30,7 @@ from memory_manager.views import (
     EngineMatch,
     Event,
     Explanation,
+    Mended,
     Pin,
     Registration,
     Stats,
@@ -271,8 +273,27 @@ class MemoryManager:
         return [
             f"{engine.engine_id}: {violation}"
             for engine in self._state.engines.values()
-            for violation in check_pool(engine)
+            for violation in check_pool(subject_of(engine))
         ]
+
+    def copies_to_check(self) -> list[Subject]:
+        """Copies of all pools, for another thread to examine by `check_pool`."""
+        return [copy_of(engine) for engine in self._state.engines.values()]
+
+    def mend(self, epoch: int) -> Mended:
+        """For a pool that was found violated: what is doubtful is quarantined, the accounts are redone.
+
+        An epoch that cannot be mended ends; its engine registers anew.
+        """
+        engine = self._state.engine(epoch)
+        with engine.changing(self._now_us()):
+            quarantined = repair_pool(subject_of(engine))
+        is_sound = not check_pool(subject_of(engine))
+        if not is_sound:
+            self._end_epoch(epoch)
+        if self._journal is not None:
+            self._journal.rewrite(self._state)
+        return Mended(quarantined, has_ended=not is_sound)
 
     def _engine(self, engine_id: str) -> EnginePool:
         engines = list(self._state.engines.values())

@@ -142,3 +142,9 @@ class Pin:
 class Cleared:
     num_freed: int
     num_detached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    quarantined: list[int]  # blocks
+    has_ended: bool  # the epoch, because mending was not enough

@@ -5,7 +5,8 @@ import numpy as np
 from memory_manager.config import MemoryConfig
 from memory_manager.engine_pool import EnginePool
 from memory_manager.inspection import inspect_blocks
-from memory_manager.integrity import check_pool
+from memory_manager.integrity import check_pool, subject_of
+from memory_manager.repair import repair_pool
 from memory_manager.requests import Acquire, Advance, Fork, Release, Room, Truncate, UpdateRequest
 
 
@@ -35,7 +36,8 @@ def warm_up(config: MemoryConfig) -> None:
     engine.pins.remove(1)
     engine.clear(lambda namespace: True)
     inspect_blocks(engine)
-    check_pool(engine)
+    check_pool(subject_of(engine))
+    repair_pool(subject_of(engine))
 
 
 def _int32s(*values: int) -> "np.typing.NDArray[np.int32]":
