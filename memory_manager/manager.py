@@ -14,26 +14,22 @@ from memory_manager.columns import INT32, Int32s, freeze
 from memory_manager.config import MemoryConfig
 from memory_manager.core.layout import BLOCK_SIZE
 from memory_manager.engine_pool import EnginePool
-from memory_manager.errors import InvalidRequestError, NotFoundError
+from memory_manager.errors import InvalidRequestError
 from memory_manager.events import EventLog, drain_changes, whole_cache
-from memory_manager.inspection import engine_stats, inspect_blocks, state_bytes
-from memory_manager.integrity import Subject, check_pool, copy_of, subject_of
+from memory_manager.integrity import check_pool, subject_of
 from memory_manager.journal.journal import Journal
 from memory_manager.journal.records import Kind, config_to_facts, encode_facts
+from memory_manager.reader import Reader
 from memory_manager.repair import repair_pool
 from memory_manager.requests import UpdateRequest
 from memory_manager.state import State
 from memory_manager.views import (
     AllRemoved,
-    BlockSnapshot,
     Cleared,
-    EngineMatch,
     Event,
-    Explanation,
     Mended,
     Pin,
     Registration,
-    Stats,
 )
 from memory_manager.warm_up import warm_up
 
@@ -41,7 +37,7 @@ _COUNTER_BITS = 32
 MAX_POOL_BLOCKS = 1 << 26
 
 
-class MemoryManager:
+class MemoryManager(Reader):
     """Owns all mutable state. A call that raises has changed nothing."""
 
     def __init__(self, config: MemoryConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -163,23 +159,6 @@ class MemoryManager:
 
     # Prefixes
 
-    def lookup_prefix(
-        self, model_fingerprint: str, salt: str, adapter: str, tokens: Int32s
-    ) -> list[EngineMatch]:
-        """How much of a prompt each engine of the model holds, longest first. Touches nothing.
-
-        At least the last token is left to compute, as in an acquire.
-        """
-        freeze(tokens, INT32, "tokens")
-        limit = (tokens.size - 1) // BLOCK_SIZE
-        matches = []
-        for engine in self._state.engines.values():
-            if engine.model_fingerprint == model_fingerprint:
-                prefix = engine.tables.find_prefix((salt, adapter), tokens, limit)
-                matches.append(EngineMatch(engine.engine_id, prefix.num_blocks * BLOCK_SIZE))
-        matches.sort(key=_by_num_cached, reverse=True)
-        return matches
-
     def pin_prefix(
         self, engine_id: str, tenant: str, salt: str, adapter: str, tokens: Int32s, ttl_ms: int
     ) -> Pin:
@@ -229,28 +208,6 @@ class MemoryManager:
             self._journal.rewrite(self._state)
         return Cleared(sum(c.num_freed for c in cleared), sum(c.num_detached for c in cleared))
 
-    # Reading
-
-    def stats(self) -> Stats:
-        engines = self._state.engines.values()
-        return Stats(
-            engines=tuple(map(engine_stats, engines)),
-            bytes_of_state=sum(map(state_bytes, engines)),
-            uptime_s=self._clock() - self._started_at,
-            journal_bytes=None if self._journal is None else self._journal.num_bytes,
-        )
-
-    def inspect_blocks(self, engine_id: str = "") -> BlockSnapshot:
-        """Every block of a pool; without a name, of the only one. Raises NotFoundError / UNKNOWN_ENGINE.
-
-        Any thread may call it; while updates keep coming, the picture may mix two moments.
-        """
-        return inspect_blocks(self._engine(engine_id))
-
-    def explain(self, engine_id: str, sequence_id: int, *, administrator: bool = False) -> Explanation:
-        """Why a sequence hit or missed the cache. Raises NotFoundError (UNKNOWN_ENGINE, UNKNOWN_SEQUENCE)."""
-        return self._engine(engine_id).explanations.explain(sequence_id, administrator=administrator)
-
     def events(self, after_seq: int) -> list[Event]:
         """What was stored and removed after an event; 0: a snapshot, all with the number to go on from.
 
@@ -268,18 +225,6 @@ class MemoryManager:
             for change in whole_cache(engine.tables)
         ]
 
-    def check_integrity(self) -> list[str]:
-        """Recomputes every invariant from scratch; answers what is violated."""
-        return [
-            f"{engine.engine_id}: {violation}"
-            for engine in self._state.engines.values()
-            for violation in check_pool(subject_of(engine))
-        ]
-
-    def copies_to_check(self) -> list[Subject]:
-        """Copies of all pools, for another thread to examine by `check_pool`."""
-        return [copy_of(engine) for engine in self._state.engines.values()]
-
     def mend(self, epoch: int) -> Mended:
         """For a pool that was found violated: what is doubtful is quarantined, the accounts are redone.
 
@@ -294,13 +239,6 @@ class MemoryManager:
         if self._journal is not None:
             self._journal.rewrite(self._state)
         return Mended(quarantined, has_ended=not is_sound)
-
-    def _engine(self, engine_id: str) -> EnginePool:
-        engines = list(self._state.engines.values())
-        for engine in engines:
-            if engine.engine_id == engine_id or (not engine_id and len(engines) == 1):
-                return engine
-        raise NotFoundError("UNKNOWN_ENGINE", f"no engine {engine_id!r} is registered")
 
     def _now_us(self) -> int:
         return int(self._clock() * 1e6)
@@ -337,7 +275,3 @@ class MemoryManager:
     def _commit(self) -> None:
         if self._config.journal is not None and not self._config.journal.group_commit:
             self.commit()
-
-
-def _by_num_cached(match: EngineMatch) -> int:
-    return match.num_cached
