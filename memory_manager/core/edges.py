@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from memory_manager.core.indices import index
 from memory_manager.core.jit import inner
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
 
@@ -22,8 +23,8 @@ def home_slot(edge_hash: np.uint32, num_slots: int) -> Any:
 @inner
 def same_tokens(left: Array, left_start: int, right: Array, right_start: int) -> bool:
     difference = np.int32(0)
-    for i in range(BLOCK_SIZE):
-        difference |= left[left_start + i] ^ right[right_start + i]
+    for i in range(index(BLOCK_SIZE)):
+        difference |= left[index(left_start) + i] ^ right[index(right_start) + i]
     return difference == 0
 
 
@@ -35,7 +36,7 @@ def find_block(pool: Pool, edge_hash: np.uint32, parent: int, tokens: Array, sta
     while edges[slot].block != NONE:
         if edges[slot].edge_hash == edge_hash:
             block = edges[slot].block
-            if pool.nodes[block].parent == parent and same_tokens(
+            if pool.nodes[index(block)].parent == parent and same_tokens(
                 pool.tokens, block * BLOCK_SIZE, tokens, start
             ):
                 return block

@@ -7,6 +7,7 @@ prompts that collide. A collision costs a probe, never a wrong hit: probes compa
 
 import numpy as np
 
+from memory_manager.core.indices import index
 from memory_manager.core.jit import inner, kernel
 from memory_manager.core.layout import BLOCK_SIZE, Array, Pool
 
@@ -18,9 +19,10 @@ _FINISHER = np.uint64(0xBF58476D1CE4E5B9)
 def extend_path(path: np.uint64, tokens: Array, start: int, secret: Array) -> np.uint64:
     """The path hash of the block with `tokens[start : start + 16]` below the node with hash `path`."""
     digest = np.uint64(0)
-    for i in range(0, BLOCK_SIZE, 2):
-        left = np.uint32(np.uint32(tokens[start + i]) + secret[i])
-        right = np.uint32(np.uint32(tokens[start + i + 1]) + secret[i + 1])
+    first, one = index(start), np.uint64(1)
+    for i in range(index(0), index(BLOCK_SIZE), index(2)):
+        left = np.uint32(np.uint32(tokens[first + i]) + secret[i])
+        right = np.uint32(np.uint32(tokens[first + i + one]) + secret[i + one])
         digest += np.uint64(left) * np.uint64(right)
     mixed = (path ^ digest) * _MULTIPLIER
     mixed ^= mixed >> np.uint64(32)
