@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from engine.kernels.jit import device, inlined
 
-KEYS_PER_PART = 512
+KEYS_PER_PART = 256
 # Rows x heads of an item: what is read and widened once serves them all, while their sums stay in the level-2
 # cache.
 MAX_ITEM_ROWS = 96
