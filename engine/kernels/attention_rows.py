@@ -7,18 +7,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from engine.kernels.simd import (
-    F32,
-    I32,
-    I64,
-    LANES,
-    Emitter,
-    Value,
-    element_bytes,
-    element_kind,
-    spread,
-    vector_function,
-)
+from engine.kernels.simd import F32, I32, I64, LANES, Emitter, Value, element_bytes, element_kind, spread
+from engine.kernels.vector_function import vector_function
 
 
 def _emit_softmax_row(

@@ -8,17 +8,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from engine.kernels.simd import (
-    F32,
-    I64,
-    LANES,
-    Emitter,
-    Value,
-    element_bytes,
-    element_kind,
-    spread,
-    vector_function,
-)
+from engine.kernels.simd import F32, I64, LANES, Emitter, Value, element_bytes, element_kind, spread
+from engine.kernels.vector_function import vector_function
 
 PAGE = 16
 # Query rows that meet a page at once, keys of it at once: 12 sums stay in registers.

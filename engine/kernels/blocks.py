@@ -2,7 +2,8 @@
 """Whole blocks of the KV cache: copy-on-write, and gathering a sequence's pages."""
 
 from engine.kernels.jit import device, kernel
-from engine.kernels.simd import Cache, Float32, Int32, float_bits, load_float
+from engine.kernels.simd import Cache, Float32, Int32, float_bits
+from engine.kernels.vector_function import load_float
 
 
 @device

@@ -14,21 +14,9 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from engine.kernels.jit import device
-from engine.kernels.simd import (
-    CPU_FEATURES,
-    F32,
-    I8,
-    I16,
-    I32,
-    I64,
-    LANES,
-    Emitter,
-    Float32,
-    Value,
-    spread,
-    vector_function,
-)
+from engine.kernels.simd import CPU_FEATURES, F32, I8, I16, I32, I64, LANES, Emitter, Float32, Value, spread
 from engine.kernels.tile import MAX_TILE_ROWS, PANEL, VECTORS_PER_PANEL
+from engine.kernels.vector_function import vector_function
 
 PackedInt8Weight = npt.NDArray[np.int8]
 

@@ -21,9 +21,10 @@ from numba.extending import overload
 
 from engine.kernels.int8 import GROUP, PackedInt8Weight, multiply_panel_int8, quantise_rows
 from engine.kernels.jit import NUM_THREADS, device, inlined, parallel_kernel, run_team
-from engine.kernels.simd import F32, I32, Emitter, Float32, Value, vector_function
+from engine.kernels.simd import F32, I32, Emitter, Float32, Value
 from engine.kernels.team import claim, claim_next, new_team, wait
 from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
+from engine.kernels.vector_function import vector_function
 
 PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weight
 

@@ -5,8 +5,9 @@ import numpy as np
 
 from engine.kernels.jit import device, kernel
 from engine.kernels.rows import rows_per_task
-from engine.kernels.simd import Cache, Float32, Int32, float_bits, store_float
+from engine.kernels.simd import Cache, Float32, Int32, float_bits
 from engine.kernels.team import claim, claim_next, new_team, wait
+from engine.kernels.vector_function import store_float
 
 
 @device

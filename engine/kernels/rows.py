@@ -4,8 +4,8 @@
 import numpy as np
 
 from engine.kernels.jit import NUM_THREADS, device, inlined, kernel
-from engine.kernels.simd import exp2
 from engine.kernels.team import claim, claim_next, new_team, wait
+from engine.kernels.vector_function import exp2
 
 _LOG2_E = np.float32(1.4426950408889634)
 _TASKS_PER_THREAD = 4

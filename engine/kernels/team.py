@@ -21,7 +21,8 @@ from llvmlite import ir
 from numba import types
 
 from engine.kernels.jit import inlined
-from engine.kernels.simd import I32, I64, Emitter, Value, vector_function
+from engine.kernels.simd import I32, I64, Emitter, Value
+from engine.kernels.vector_function import vector_function
 
 # int64 counters of a phase: claimed tasks, done tasks, each on a cache line of its own.
 _DONE = 8

@@ -14,7 +14,8 @@ from llvmlite import ir
 from numba import types
 
 from engine.kernels.jit import device, inlined
-from engine.kernels.simd import CPU_FEATURES, F32, I32, I64, LANES, Emitter, Value, spread, vector_function
+from engine.kernels.simd import CPU_FEATURES, F32, I32, I64, LANES, Emitter, Value, spread
+from engine.kernels.vector_function import vector_function
 
 VECTORS_PER_PANEL = 2
 PANEL = VECTORS_PER_PANEL * LANES
@@ -148,21 +149,9 @@ def multiply_tile(x, x_row, w, w_panel, depth, out, out_row, rows, panels, accum
     w_at, w_stride, panel_stride = w_panel
     out_at, out_stride = out_row
     _tile(
-        x,
-        x_at,
-        x_stride,
-        w,
-        w_at,
-        w_stride,
-        panel_stride,
-        depth,
-        out,
-        out_at,
-        out_stride,
-        rows,
-        panels,
+        x, x_at, x_stride, w, w_at, w_stride, panel_stride, depth, out, out_at, out_stride, rows, panels,
         accumulate,
-    )
+    )  # fmt: skip
 
 
 @inlined
