@@ -24,12 +24,13 @@ from memory_manager.config import MemoryConfig
 from memory_manager.core import acquire as core_acquire
 from memory_manager.core import prefixes, updates
 from memory_manager.core.checks import Problem
+from memory_manager.core.jit import ArgumentTypesError
 from memory_manager.core.layout import BLOCK_SIZE, HEADLINE
 from memory_manager.core.waiting import take_woken
 from memory_manager.errors import InvalidRequestError, PreconditionError
 from memory_manager.explanations import Explanations
 from memory_manager.pins import Pins
-from memory_manager.requests import Acquire, UpdateRequest, freeze_columns
+from memory_manager.requests import Acquire, UpdateRequest, check_acquires, columns_of
 from memory_manager.tables import Namespace, Tables
 from memory_manager.views import Cleared
 
@@ -45,7 +46,7 @@ def _rejection(problem: Problem, sequence_id: int) -> InvalidRequestError:
     if problem is Problem.BAD_STEPS:
         return InvalidRequestError(problem.name, "launched_step >= completed_step, and neither goes back")
     if problem is Problem.BAD_ARRAY_LENGTH:
-        return InvalidRequestError(problem.name, "advance.tokens does not fit advance.num_tokens")
+        return InvalidRequestError(problem.name, "the columns of a list differ in length")
     return InvalidRequestError(problem.name, f"sequence {sequence_id}: {problem.name}")
 
 
@@ -112,9 +113,9 @@ class EnginePool:
 
     def update(self, request: UpdateRequest, now_us: int) -> UpdateAnswer:
         """Executes a call, or repeats the answer to the last one."""
-        freeze_columns(request)
         if request.op_seq != self.last_call.op_seq + 1:
             return self._repeat(request)
+        check_acquires(request.acquires)
         self._begin_change(now_us)
         try:
             answer = self._execute(request)
@@ -138,23 +139,19 @@ class EnginePool:
     def _begin(self, request: UpdateRequest) -> updates.Begun:
         """Checks the whole call and executes its advances, or raises InvalidRequestError."""
         has_new = request.acquires or request.fork.child_ids.size
-        begun = updates.Begun(
-            *updates.begin(
-                self.tables.arrays,
-                request.launched_step,
-                request.completed_step,
-                request.advance.sequence_ids,
-                request.advance.num_tokens,
-                request.advance.tokens,
-                request.advance.num_written,
-                *request.truncate,
-                *request.release,
-                *request.fork,
-                *request.room,
-                self._new_ids(request) if has_new else NO_INT64S,
-                *self._replaced,
+        try:
+            begun = updates.Begun(
+                *updates.begin(  # type: ignore[call-arg]
+                    self.tables.arrays,
+                    request.launched_step,
+                    request.completed_step,
+                    *columns_of(request),
+                    self._new_ids(request) if has_new else NO_INT64S,
+                    *self._replaced,
+                )
             )
-        )
+        except ArgumentTypesError as error:
+            raise InvalidRequestError("BAD_ARRAY", "a column has the wrong type or layout") from error
         if begun.problem:
             raise _rejection(Problem(begun.problem), begun.sequence_id)
         if begun.most_replaced > self._replaced[0].size:

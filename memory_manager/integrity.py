@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from memory_manager.core.handle import address_table
-from memory_manager.core.hashing import edge_hash, extend_path
 from memory_manager.core.layout import (
     BLOCK_SIZE,
     DETACHED,
@@ -22,7 +21,7 @@ from memory_manager.core.layout import (
     Pool,
     aligned_zeros,
 )
-from memory_manager.core.probe import block_like, row_of
+from memory_manager.core.probe import block_like, hash_of_edge, path_below, row_of
 from memory_manager.engine_pool import EnginePool
 
 
@@ -172,17 +171,17 @@ def _check_sequence(pool: Pool, arrays: Array, row: int) -> Iterator[str]:
     cursor = num_tokens // BLOCK_SIZE - num_sealed
     if sequence["cursor"] != (chain[cursor] if cursor < len(chain) else NONE):
         yield "`cursor` is not the block of the next token"
-    if sequence["path"] != path_hash(pool, path, int(sequence["root"])):
+    if sequence["path"] != path_hash(pool, arrays, path, int(sequence["root"])):
         yield "wrong path hash"
     states = [int(pool.state[block]) for block in chain]
     if PENDING in states[states.count(PENDING) :]:
         yield "its pending blocks are not the first private ones"
 
 
-def path_hash(pool: Pool, path: list[int], root: int) -> np.uint64:
+def path_hash(pool: Pool, arrays: Array, path: list[int], root: int) -> np.uint64:
     hashed = np.uint64(pool.roots["path"][root])
     for block in path:
-        hashed = np.uint64(extend_path(hashed, pool.tokens, block * BLOCK_SIZE, pool.secret))
+        hashed = np.uint64(path_below(arrays, hashed, block))
     return hashed
 
 
@@ -228,7 +227,7 @@ def _check_edges(pool: Pool, arrays: Array) -> Iterator[str]:
         path = path_to(pool, block)
         parent = int(pool.nodes["parent"][block])
         root = int(pool.nodes["parent"][path[0]]) - size
-        hashed = edge_hash(path_hash(pool, path, root))
+        hashed = hash_of_edge(path_hash(pool, arrays, path, root))
         if parent < size and parent not in indexed:
             yield f"block {block} is indexed below block {parent}, which is not"
         if pool.nodes["edge_hash"][block] != hashed:

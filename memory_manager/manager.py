@@ -50,6 +50,7 @@ class MemoryManager(Reader):
         self._started_at = clock()
         self._events = EventLog()
         self._lease_ends_at: dict[int, float] = {}  # seconds, by epoch
+        warm_up()  # so that no request pays for compiling
         self._journal = None if config.journal is None else Journal(config.journal, clock)
         self._state = self._recovered() or State(config)
         # A manager that lost (the end of) its journal must not mistake an old engine for one of its own, so
@@ -69,8 +70,8 @@ class MemoryManager(Reader):
         return state
 
     def warm_up(self) -> None:
-        """Compiles the core, or loads it from numba's cache, so that no request pays for it."""
-        warm_up(self._config)
+        """Has been done by the constructor: compiles the core, or loads it from numba's cache."""
+        warm_up()
 
     def commit(self) -> None:
         """With `group_commit`: writes what has been done since the last time. Answers must wait for it.

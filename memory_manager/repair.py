@@ -9,9 +9,7 @@ from collections import Counter
 
 import numpy as np
 
-from memory_manager.core.hashing import edge_hash, extend_path
 from memory_manager.core.layout import (
-    BLOCK_SIZE,
     DETACHED,
     FENCED,
     FREE,
@@ -22,6 +20,7 @@ from memory_manager.core.layout import (
     READY,
     Pool,
 )
+from memory_manager.core.probe import hash_of_edge, path_below
 from memory_manager.core.rebuild import rebuild_edges
 from memory_manager.integrity import Subject, in_states, live_rows, path_hash, path_to, private_chain
 
@@ -33,7 +32,7 @@ def repair_pool(subject: Subject) -> list[int]:
     _stop_announcing(pool)
     used = _used_blocks(pool, subject.pinned_nodes)
     _settle_states(pool, used)
-    _take_doubtful_nodes_out(pool, used)
+    _take_doubtful_nodes_out(subject, used)
     _derive_lists(pool)
     _derive_counts(pool, subject.pinned_nodes)
     rebuild_edges(subject.arrays)
@@ -76,22 +75,23 @@ def _settle_states(pool: Pool, used: dict[int, int]) -> None:
             pool.state[block] = QUARANTINED
 
 
-def _take_doubtful_nodes_out(pool: Pool, used: dict[int, int]) -> None:
+def _take_doubtful_nodes_out(subject: Subject, used: dict[int, int]) -> None:
     """A node stays indexed when its parent does and its tokens give its hash."""
+    pool = subject.pool
     size = pool.nodes.size
     hashes: dict[int, np.uint64] = {size + i: path for i, path in enumerate(pool.roots["path"])}
     for block in sorted(in_states(pool, READY), key=lambda block: len(path_to(pool, block))):
         above = hashes.get(int(pool.nodes["parent"][block]))
         if above is not None:
-            path = np.uint64(extend_path(above, pool.tokens, block * BLOCK_SIZE, pool.secret))
-            if edge_hash(path) == pool.nodes["edge_hash"][block]:
+            path = np.uint64(path_below(subject.arrays, above, block))
+            if hash_of_edge(path) == pool.nodes["edge_hash"][block]:
                 hashes[block] = path
         if block not in hashes:
             pool.state[block] = DETACHED if block in used else QUARANTINED
     for row in live_rows(pool):
         sequence = pool.sequences[row]
         path_blocks = path_to(pool, int(sequence["node"]))
-        sequence["path"] = path_hash(pool, path_blocks, int(sequence["root"]))
+        sequence["path"] = path_hash(pool, subject.arrays, path_blocks, int(sequence["root"]))
         if any(pool.state[block] == DETACHED for block in path_blocks):
             sequence["seals"] = False
 

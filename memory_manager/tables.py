@@ -80,6 +80,7 @@ class Tables:
         root = self.namespaces.rows.get(namespace)
         if root is None or limit <= 0:
             return prefixes.Prefix(0, NONE)
+        tokens.setflags(write=False)
         return prefixes.Prefix(*prefixes.find_prefix(self.arrays, root, tokens, limit))
 
     def root_row(self, namespace: Namespace) -> int:

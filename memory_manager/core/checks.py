@@ -46,10 +46,11 @@ def check_update(
     pool: Pool,
     launched_step: int,
     completed_step: int,
-    num_all_tokens: int,
     advance_ids: Array,  # int64[a]
     num_tokens: Array,  # int32[a]
+    tokens: Array,  # int32[sum(num_tokens)]
     num_written: Array,  # int32[a]
+    num_drafts: Array,  # int32[a] or int32[0]
     truncate_ids: Array,  # int64[t]
     num_kept: Array,  # int32[t]
     release_ids: Array,  # int64[r]
@@ -67,10 +68,18 @@ def check_update(
         or completed_step < counters[0].completed_step
     ):
         return Verdict(Problem.BAD_STEPS, 0, 0, 0, 0)
+    if (
+        not advance_ids.size == num_tokens.size == num_written.size
+        or (num_drafts.size != 0 and num_drafts.size != advance_ids.size)
+        or truncate_ids.size != num_kept.size
+        or parent_ids.size != child_ids.size
+        or room_ids.size != num_ahead.size
+    ):
+        return Verdict(Problem.BAD_ARRAY_LENGTH, 0, 0, 0, 0)
     counters[0].calls += 1
     most_copies = most_room = 0
     problem, sequence_id, most_replaced = _check_advance(
-        pool, advance_ids, num_tokens, num_all_tokens, num_written
+        pool, advance_ids, num_tokens, tokens.size, num_written
     )
     if problem == Problem.NONE:
         problem, sequence_id = _check_truncate(pool, truncate_ids, num_kept)

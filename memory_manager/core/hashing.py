@@ -8,14 +8,14 @@ prompts that collide. A collision costs a probe, never a wrong hit: probes compa
 import numpy as np
 
 from memory_manager.core.indices import index
-from memory_manager.core.jit import inner, kernel
+from memory_manager.core.jit import inner
 from memory_manager.core.layout import BLOCK_SIZE, Array, Pool
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _FINISHER = np.uint64(0xBF58476D1CE4E5B9)
 
 
-@kernel
+@inner
 def extend_path(path: np.uint64, tokens: Array, start: int, secret: Array) -> np.uint64:
     """The path hash of the block with `tokens[start : start + 16]` below the node with hash `path`."""
     digest = np.uint64(0)
@@ -39,6 +39,6 @@ def chain_paths(pool: Pool, root: int, tokens: Array, paths: Array) -> None:
         paths[i] = path
 
 
-@kernel
+@inner
 def edge_hash(path: np.uint64) -> np.uint32:
     return np.uint32(path >> np.uint64(32))

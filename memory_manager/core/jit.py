@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import njit, types
-from numba.core.caching import IndexDataCacheFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,17 +20,26 @@ def _sources_stamp() -> str:
 _STAMP = _sources_stamp()
 
 
+class ArgumentTypesError(TypeError):
+    """A kernel was given arrays of other types than it is for."""
+
+
 def kernel(function: F) -> F:
-    """For functions that are called from Python. Compiles on first use.
+    """For functions that are called from Python. Compiles on first use (see warm_up.py), and only once.
 
     numba trusts a cached function as long as its own file is unchanged, although callees from other files
     are compiled into it. Here the stamp is that of all the core's sources.
     """
     dispatcher = njit(nogil=True, cache=True, error_model="numpy")(function)
-    cache = dispatcher._cache
-    # Named by the stamp: files of other sources, whose types may no longer exist, are never opened.
-    base = f"{cache._impl.filename_base}-{_STAMP[:12]}"
-    cache._cache_file = IndexDataCacheFile(cache._cache_path, base, _STAMP)
+    dispatcher._cache._cache_file._source_stamp = _STAMP
+    compile_anything = dispatcher.compile
+
+    def compile_once(argument_types: Any) -> Any:
+        if dispatcher.signatures:
+            raise ArgumentTypesError(f"{function.__name__} takes no arguments of types {argument_types}")
+        return compile_anything(argument_types)
+
+    dispatcher.compile = compile_once
     return dispatcher  # type: ignore[no-any-return]
 
 

@@ -2,7 +2,11 @@
 
 # mypy: no-warn-return-any
 
-from memory_manager.core import edges, rows
+from typing import Any
+
+import numpy as np
+
+from memory_manager.core import edges, hashing, rows
 from memory_manager.core.handle import open_pool
 from memory_manager.core.jit import kernel
 from memory_manager.core.layout import BLOCK_SIZE, Array, Pool
@@ -21,3 +25,16 @@ def block_like(arrays: Array, block: int) -> int:
     pool: Pool = open_pool(arrays)
     node = pool.nodes[block]
     return edges.find_block(pool, node.edge_hash, node.parent, pool.tokens, block * BLOCK_SIZE)
+
+
+@kernel
+def path_below(arrays: Array, path: np.uint64, block: int) -> Any:
+    """uint64, the path hash of a block below a node with the given one."""
+    pool: Pool = open_pool(arrays)
+    return hashing.extend_path(path, pool.tokens, block * BLOCK_SIZE, pool.secret)
+
+
+@kernel
+def hash_of_edge(path: np.uint64) -> Any:
+    """uint32, the edge hash of a block with this path hash."""
+    return hashing.edge_hash(path)

@@ -35,6 +35,7 @@ def begin(
     num_tokens: Array,  # int32[a]
     tokens: Array,  # int32[sum(num_tokens)]
     num_written: Array,  # int32[a]
+    num_drafts: Array,  # int32[a] or int32[0]
     truncate_ids: Array,  # int64[t]
     num_kept: Array,  # int32[t]
     release_ids: Array,  # int64[r]
@@ -56,10 +57,11 @@ def begin(
         pool,
         launched_step,
         completed_step,
-        tokens.size,
         advance_ids,
         num_tokens,
+        tokens,
         num_written,
+        num_drafts,
         truncate_ids,
         num_kept,
         release_ids,
