@@ -20,6 +20,7 @@ INT64 = np.dtype(np.int64)
 # numpy's flag bits of a read-only, aligned array that is contiguous (both orders, being one-dimensional).
 _FROZEN_FLAGS = 0x101 | 0x2
 _OWNS_DATA_FLAG = 0x4
+WRITEABLE_FLAG = 0x400
 
 
 def freeze(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> None:

@@ -19,7 +19,7 @@ from memory_manager.answers import (
     UpdateAnswer,
 )
 from memory_manager.codec import encode_request
-from memory_manager.columns import NO_INT64S, Int32s, Int64s
+from memory_manager.columns import INT32, INT64, NO_INT64S, Int32s, Int64s
 from memory_manager.config import MemoryConfig
 from memory_manager.core import acquire as core_acquire
 from memory_manager.core import prefixes, updates
@@ -30,16 +30,11 @@ from memory_manager.core.waiting import take_woken
 from memory_manager.errors import InvalidRequestError, PreconditionError
 from memory_manager.explanations import Explanations
 from memory_manager.pins import Pins
-from memory_manager.requests import Acquire, UpdateRequest, check_acquires, columns_of
+from memory_manager.requests import NO_FORK, Acquire, UpdateRequest, check_acquires, columns_of
 from memory_manager.tables import Namespace, Tables
 from memory_manager.views import Cleared
 
 _NUM_CHANGES, _NOW = HEADLINE.index("num_changes"), HEADLINE.index("now_us")
-
-
-def _replaced_columns(size: int) -> tuple[Int64s, Int32s, Int32s]:
-    """Where the core writes replacements: sequence ids, logical indices, blocks."""
-    return np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.int32)
 
 
 def _rejection(problem: Problem, sequence_id: int) -> InvalidRequestError:
@@ -48,6 +43,18 @@ def _rejection(problem: Problem, sequence_id: int) -> InvalidRequestError:
     if problem is Problem.BAD_ARRAY_LENGTH:
         return InvalidRequestError(problem.name, "the columns of a list differ in length")
     return InvalidRequestError(problem.name, f"sequence {sequence_id}: {problem.name}")
+
+
+def _fork_result(done: updates.Executed, num_forks: int, out: Int32s) -> ForkResult:
+    copies_at = done.fork_at + num_forks
+    src_at = copies_at + num_forks
+    dst_at = src_at + done.most_copies
+    return ForkResult(
+        out[done.fork_at : copies_at],
+        out[copies_at:src_at],
+        out[src_at : src_at + done.num_copies],
+        out[dst_at : dst_at + done.num_copies],
+    )
 
 
 class LastCall(NamedTuple):
@@ -86,7 +93,8 @@ class EnginePool:
         self.tables = Tables(num_blocks, secret, config)
         self.pins = Pins(self.tables)
         self.explanations = Explanations(self.tables)
-        self._replaced = _replaced_columns(256)
+        # Where the core writes answers; one that may not fit gets arrays of its own.
+        self._outbox = np.empty(256, INT64), np.empty(2048, INT32)
         self.last_call = LastCall(0, b"", None)
 
     @contextmanager
@@ -136,29 +144,6 @@ class EnginePool:
             )
         return last.answer
 
-    def _begin(self, request: UpdateRequest) -> updates.Begun:
-        """Checks the whole call and executes its advances, or raises InvalidRequestError."""
-        has_new = request.acquires or request.fork.child_ids.size
-        try:
-            begun = updates.Begun(
-                *updates.begin(  # type: ignore[call-arg]
-                    self.tables.arrays,
-                    request.launched_step,
-                    request.completed_step,
-                    *columns_of(request),
-                    self._new_ids(request) if has_new else NO_INT64S,
-                    *self._replaced,
-                )
-            )
-        except ArgumentTypesError as error:
-            raise InvalidRequestError("BAD_ARRAY", "a column has the wrong type or layout") from error
-        if begun.problem:
-            raise _rejection(Problem(begun.problem), begun.sequence_id)
-        if begun.most_replaced > self._replaced[0].size:
-            self._replaced = _replaced_columns(2 * begun.most_replaced)
-            return self._begin(request)
-        return begun
-
     def _new_ids(self, request: UpdateRequest) -> Int64s:
         """The ids of the acquires; together with the forks' children none may occur twice."""
         acquire_ids = [acquire.sequence_id for acquire in request.acquires]
@@ -170,52 +155,60 @@ class EnginePool:
         return ids
 
     def _execute(self, request: UpdateRequest) -> UpdateAnswer:
-        begun = self._begin(request)
-        num_new = len(request.acquires) + request.fork.child_ids.size
-        if num_new:
-            self.tables.make_rows(num_new)
-        if request.truncate.sequence_ids.size:
-            updates.truncate(self.tables.arrays, *request.truncate)
-        if request.release.sequence_ids.size:
-            updates.release(self.tables.arrays, *request.release)
-        fork_result, room_result = NO_FORK_RESULT, NO_ROOM_RESULT
-        if request.fork.parent_ids.size:
-            fork_result = self._fork(request, begun.most_copies)
-        if request.room.sequence_ids.size:
-            room_result = self._room(request, begun.most_room)
-        acquires = tuple(map(self._acquire, request.acquires)) if request.acquires else ()
+        has_new = bool(request.acquires) or request.fork.child_ids.size > 0
+        acquire_ids = self._new_ids(request) if has_new else NO_INT64S
+        if has_new:
+            self.tables.make_rows(len(request.acquires) + request.fork.child_ids.size)
+        advance, fork, room = self._execute_lists(request, acquire_ids)
+        acquires = tuple(map(self._acquire, request.acquires)) if has_new else ()
         num_free, num_fenced, num_evictable, num_woken, *_ = self.tables.headline.tolist()
-        return UpdateAnswer(
-            self._advance_result(begun.num_replaced),
-            fork_result,
-            room_result,
-            acquires,
-            self._take_woken(num_woken) if num_woken else NO_INT64S,
-            num_free,
-            num_fenced,
-            num_evictable,
-        )
+        woken = self._take_woken(num_woken) if num_woken else NO_INT64S
+        return UpdateAnswer(advance, fork, room, acquires, woken, num_free, num_fenced, num_evictable)
 
-    def _advance_result(self, num_replaced: int) -> AdvanceResult:
-        if num_replaced == 0:
-            return NO_ADVANCE_RESULT
-        sequence_ids, indices, blocks = self._replaced
-        return AdvanceResult(
-            sequence_ids[:num_replaced].copy(), indices[:num_replaced].copy(), blocks[:num_replaced].copy()
-        )
+    def _execute_lists(
+        self, request: UpdateRequest, acquire_ids: Int64s
+    ) -> tuple[AdvanceResult, ForkResult, RoomResult]:
+        """All lists but the acquires. Raises InvalidRequestError, then nothing has been done."""
+        replaced_ids, out = self._outbox
+        done = self._call_core(request, acquire_ids, replaced_ids, out)
+        if done.problem:
+            raise _rejection(Problem(done.problem), done.sequence_id)
+        if done.most_replaced > replaced_ids.size or done.out_size > out.size:
+            replaced_ids, out = np.empty(done.most_replaced, INT64), np.empty(done.out_size, INT32)
+            done = self._call_core(request, acquire_ids, replaced_ids, out)
+        else:
+            out = out[: done.out_size].copy()  # the outbox is used again
+        advance, fork, room = NO_ADVANCE_RESULT, NO_FORK_RESULT, NO_ROOM_RESULT
+        if done.num_replaced:
+            blocks = out[done.most_replaced : done.most_replaced + done.num_replaced]
+            advance = AdvanceResult(
+                replaced_ids[: done.num_replaced].copy(), out[: done.num_replaced], blocks
+            )
+        if request.fork is not NO_FORK:
+            fork = _fork_result(done, request.fork.parent_ids.size, out)
+        num_rooms = request.room.sequence_ids.size
+        if num_rooms:
+            blocks_at = done.room_at + num_rooms
+            room = RoomResult(out[done.room_at : blocks_at], out[blocks_at : blocks_at + done.num_room])
+        return advance, fork, room
 
-    def _fork(self, request: UpdateRequest, most_copies: int) -> ForkResult:
-        parent_ids, child_ids = request.fork.parent_ids, request.fork.child_ids
-        granted, num_copies = np.empty(parent_ids.size, np.int32), np.empty(parent_ids.size, np.int32)
-        src, dst = np.empty(most_copies, np.int32), np.empty(most_copies, np.int32)
-        num_all = updates.fork(self.tables.arrays, parent_ids, child_ids, granted, num_copies, src, dst)
-        return ForkResult(granted, num_copies, src[:num_all], dst[:num_all])
-
-    def _room(self, request: UpdateRequest, most_room: int) -> RoomResult:
-        sequence_ids, num_ahead = request.room.sequence_ids, request.room.num_tokens_ahead
-        num_blocks, blocks = np.empty(sequence_ids.size, np.int32), np.empty(most_room, np.int32)
-        num_all = updates.room(self.tables.arrays, sequence_ids, num_ahead, num_blocks, blocks)
-        return RoomResult(num_blocks, blocks[:num_all])
+    def _call_core(
+        self, request: UpdateRequest, acquire_ids: Int64s, replaced_ids: Int64s, out: Int32s
+    ) -> updates.Executed:
+        try:
+            return updates.Executed(
+                *updates.execute(  # type: ignore[call-arg]
+                    self.tables.arrays,
+                    request.launched_step,
+                    request.completed_step,
+                    *columns_of(request),
+                    acquire_ids,
+                    replaced_ids,
+                    out,
+                )
+            )
+        except ArgumentTypesError as error:
+            raise InvalidRequestError("BAD_ARRAY", "a column has the wrong type or layout") from error
 
     def _acquire(self, acquire: Acquire) -> AcquireResult:
         num_needed = -(-acquire.tokens.size // BLOCK_SIZE)
@@ -254,7 +247,6 @@ class EnginePool:
         """Forgets what is cached in the namespaces that meet the condition, pins included."""
         self.pins.remove_where(condition)
         in_scope = np.zeros(self.tables.pool.roots.size, np.bool_)
-        in_scope[[row for namespace, row in self.tables.namespaces.rows.items() if condition(namespace)]] = (
-            True
-        )
+        for namespace, row in self.tables.namespaces.rows.items():
+            in_scope[row] = condition(namespace)
         return Cleared(*prefixes.purge(self.tables.arrays, in_scope))

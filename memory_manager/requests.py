@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from memory_manager.columns import INT32, NO_INT32S, NO_INT64S, Int32s, Int64s, freeze
+from memory_manager.columns import INT32, NO_INT32S, NO_INT64S, WRITEABLE_FLAG, Int32s, Int64s, freeze
 from memory_manager.errors import InvalidRequestError
 
 
@@ -75,7 +75,8 @@ def columns_of(request: UpdateRequest) -> tuple[Int64s | Int32s, ...]:
         *request.room,
     )
     for column in columns:
-        column.setflags(write=False)
+        if column.flags.num & WRITEABLE_FLAG:
+            column.setflags(write=False)
     return columns
 
 

@@ -156,6 +156,7 @@ def _check_truncate(pool: Pool, sequence_ids: Array, num_kept: Array) -> tuple[P
             return Problem.BAD_TRUNCATE, sequence_ids[i]
         if num_kept[i] * BLOCK_SIZE < _tokens_after_advance(pool, row):
             return Problem.TRUNCATE_TOO_SHORT, sequence_ids[i]
+        pool.sequences[row].checked_blocks = num_kept[i]
     return Problem.NONE, 0
 
 
@@ -187,6 +188,7 @@ def _check_room(
     most_room = 0
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
+        num_blocks = 0
         if row == NONE or _has_mark(pool, row, _RELEASED):
             row = NONE
             for k in range(child_ids.size):  # a child of this very call
@@ -196,10 +198,14 @@ def _check_room(
                 return Problem.UNKNOWN_SEQUENCE, sequence_ids[i], 0
         elif _mark(pool, row, _ROOM):
             return Problem.DUPLICATE_SEQUENCE, sequence_ids[i], 0
+        elif _has_mark(pool, row, _TRUNCATED):
+            num_blocks = pool.sequences[row].checked_blocks
+        else:
+            num_blocks = pool.sequences[row].num_blocks
         if num_ahead[i] < 0:
             return Problem.BAD_NUM_TOKENS, sequence_ids[i], 0
         num_slots = _tokens_after_advance(pool, row) + num_ahead[i]
-        most_room += (num_slots + BLOCK_SIZE - 1) // BLOCK_SIZE
+        most_room += max(0, (num_slots + BLOCK_SIZE - 1) // BLOCK_SIZE - num_blocks)
     return Problem.NONE, 0, most_room
 
 

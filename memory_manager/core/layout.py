@@ -62,6 +62,7 @@ SEQUENCE = np.dtype(
         ("tenant", np.int32),
         ("root", np.int32),
         ("checked_tokens", np.int32),  # num_tokens after the advance being checked
+        ("checked_blocks", np.int32),  # num_blocks after the truncate being checked
         ("seals", np.bool_),  # False once its namespace was cleared
     ],
     align=True,

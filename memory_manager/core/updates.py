@@ -1,4 +1,4 @@
-"""The lists of an update that concern living sequences, one entry point each. Arguments are checked."""
+"""An update's lists, up to the acquires: one call into compiled code."""
 
 from typing import NamedTuple
 
@@ -14,20 +14,28 @@ from memory_manager.core.trie import retract, seal_first
 from memory_manager.core.waiting import remove_waiter
 
 
-class Begun(NamedTuple):
-    """What `begin` answers (as a plain tuple, which reaches Python faster)."""
+class Executed(NamedTuple):
+    """What `execute` answers (as a plain tuple, which reaches Python faster).
+
+    `out` holds, one after the other: indices and blocks of replacements, each with room for
+    `most_replaced`; from `fork_at` on granted and num_copies of each fork, then sources and destinations of
+    copies, each with room for `most_copies`; from `room_at` on num_blocks of each entry, then the blocks.
+    """
 
     problem: int  # of the first bad entry
     sequence_id: int  # of the first bad entry
-    num_replaced: int
-    # How much the answer may have to hold at most.
     most_replaced: int
+    num_replaced: int
+    fork_at: int
     most_copies: int
-    most_room: int
+    num_copies: int
+    room_at: int
+    num_room: int  # blocks
+    out_size: int  # that may be needed
 
 
 @kernel
-def begin(
+def execute(
     arrays: Array,
     launched_step: int,
     completed_step: int,
@@ -45,12 +53,12 @@ def begin(
     num_ahead: Array,  # int32[m]
     acquire_ids: Array,  # int64[q]
     replaced_ids: Array,  # out, int64[enough]
-    replaced_indices: Array,  # out, int32[enough], logical block
-    replaced_blocks: Array,  # out, int32[enough]
-) -> tuple[int, int, int, int, int, int]:
-    """Checks a whole call; begins it if all is well: settles fences, advances.
+    out: Array,  # out, int32[enough]
+) -> tuple[int, int, int, int, int, int, int, int, int, int]:
+    """Checks a whole call and executes all of its lists but the acquires.
 
-    Does nothing when an entry is bad or the columns for replacements may be too short.
+    Does nothing when an entry is bad, or when `replaced_ids` or `out` may be too small. There must be rows
+    for the children.
     """
     pool: Pool = open_pool(arrays)
     verdict = check_update(
@@ -71,21 +79,33 @@ def begin(
         num_ahead,
         acquire_ids,
     )
-    num_replaced = 0
-    if verdict.problem == Problem.NONE and verdict.most_replaced <= replaced_blocks.size:
+    fork_at = 2 * verdict.most_replaced
+    room_at = fork_at + 2 * (parent_ids.size + verdict.most_copies)
+    out_size = room_at + room_ids.size + verdict.most_room
+    num_replaced = num_copies = num_room = 0
+    is_right = verdict.problem == Problem.NONE
+    if is_right and verdict.most_replaced <= replaced_ids.size and out_size <= out.size:
         pool.counters[0].launched_step = launched_step
         pool.counters[0].completed_step = completed_step
         if pool.counters[0].num_fenced > 0:
             settle_fences(pool)
-        replaced = (replaced_ids, replaced_indices, replaced_blocks)
+        replaced = (replaced_ids, out[: verdict.most_replaced], out[verdict.most_replaced : fork_at])
         num_replaced = _advance(pool, advance_ids, num_tokens, tokens, num_written, replaced)
+        _truncate(pool, truncate_ids, num_kept)
+        _release(pool, release_ids)
+        num_copies = _fork(pool, parent_ids, child_ids, out[fork_at:room_at], verdict.most_copies)
+        num_room = _room(pool, room_ids, num_ahead, out[room_at:out_size])
     return (
         verdict.problem.value,
         verdict.sequence_id,
-        num_replaced,
         verdict.most_replaced,
+        num_replaced,
+        fork_at,
         verdict.most_copies,
-        verdict.most_room,
+        num_copies,
+        room_at,
+        num_room,
+        out_size,
     )
 
 
@@ -98,7 +118,7 @@ def _advance(
     num_written: Array,
     replaced: tuple[Array, Array, Array],
 ) -> int:
-    """Appends tokens and seals. Answers the number of `replaced` entries."""
+    """Appends tokens and seals. Answers the number of `replaced` (sequence ids, indices, blocks)."""
     replaced_ids, replaced_indices, replaced_blocks = replaced
     start = num_replaced = 0
     for i in range(sequence_ids.size):
@@ -130,20 +150,18 @@ def _append_tokens(pool: Pool, row: int, tokens: Array, start: int, num_tokens: 
     sequence.num_tokens += num_tokens
 
 
-@kernel
-def truncate(arrays: Array, sequence_ids: Array, num_kept: Array) -> None:
+@inner
+def _truncate(pool: Pool, sequence_ids: Array, num_kept: Array) -> None:
     """Gives reserve back: each sequence keeps the first `num_kept` (int32[n]) blocks."""
-    pool: Pool = open_pool(arrays)
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
         pool.counters[0].num_truncated_blocks += pool.sequences[row].num_blocks - num_kept[i]
         drop_private(pool, row, num_kept[i])
 
 
-@kernel
-def release(arrays: Array, sequence_ids: Array) -> None:
+@inner
+def _release(pool: Pool, sequence_ids: Array) -> None:
     """Ends sequences; unknown ids are ignored."""
-    pool: Pool = open_pool(arrays)
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
         if row != NONE:
@@ -156,20 +174,15 @@ def release(arrays: Array, sequence_ids: Array) -> None:
             remove_waiter(pool, sequence_ids[i])
 
 
-@kernel
-def fork(
-    arrays: Array,
-    parent_ids: Array,  # int64[n]
-    child_ids: Array,  # int64[n]
-    granted: Array,  # out, int32[n]
-    num_copies: Array,  # out, int32[n]
-    copy_src: Array,  # out, int32[enough]
-    copy_dst: Array,  # out, int32[enough]
-) -> int:
+@inner
+def _fork(pool: Pool, parent_ids: Array, child_ids: Array, out: Array, most_copies: int) -> int:
     """Children that continue their parents' final tokens. Answers the number of copies in all."""
-    pool: Pool = open_pool(arrays)
+    num_forks = parent_ids.size
+    granted, num_copies = out[:num_forks], out[num_forks : 2 * num_forks]
+    copy_src = out[2 * num_forks : 2 * num_forks + most_copies]
+    copy_dst = out[2 * num_forks + most_copies :]
     num_all = 0
-    for i in range(parent_ids.size):
+    for i in range(num_forks):
         row = find_row(pool, parent_ids[i])
         parent = pool.sequences[row]
         num_blocks = (parent.num_tokens + BLOCK_SIZE - 1) // BLOCK_SIZE
@@ -208,30 +221,22 @@ def _fork_row(
     child.cursor = child.last if child.num_tokens % BLOCK_SIZE != 0 else NONE
 
 
-@kernel
-def room(
-    arrays: Array,
-    sequence_ids: Array,  # int64[n]
-    num_ahead: Array,  # int32[n]
-    num_blocks: Array,  # out, int32[n]
-    blocks: Array,  # out, int32[enough]
-) -> int:
+@inner
+def _room(pool: Pool, sequence_ids: Array, num_ahead: Array, out: Array) -> int:
     """Blocks for the slots after the final tokens, as many as can be had. Answers their number in all.
 
     A sequence that does not exist is the child of a fork that was refused: it gets none.
     """
-    pool: Pool = open_pool(arrays)
     num_all = 0
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
-        num_blocks[i] = 0
+        out[i] = 0
         if row != NONE:
             sequence = pool.sequences[row]
             num_slots = sequence.num_tokens + num_ahead[i]
             missing = (num_slots + BLOCK_SIZE - 1) // BLOCK_SIZE - sequence.num_blocks
             if missing > 0:
-                num_granted = reserve(pool, sequence.tenant, missing, True)
-                append_blocks(pool, row, num_granted, blocks, num_all)
-                num_blocks[i] = num_granted
-                num_all += num_granted
+                out[i] = reserve(pool, sequence.tenant, missing, True)
+                append_blocks(pool, row, out[i], out, sequence_ids.size + num_all)
+                num_all += out[i]
     return num_all

@@ -69,7 +69,7 @@ def assert_same_state(left: MemoryManager, right: MemoryManager) -> None:
 def without_scratch(array: Array) -> Array:
     """What only a call in progress uses; rejected calls, which are not recorded, touch it too."""
     array = array.copy()
-    for field in ("mark", "checked_tokens", "calls", "now_us"):
+    for field in ("mark", "checked_tokens", "checked_blocks", "calls", "now_us"):
         if field in (array.dtype.names or ()):
             array[field] = 0
     return array
