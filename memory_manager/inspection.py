@@ -24,9 +24,11 @@ def inspect_blocks(engine: EnginePool) -> BlockSnapshot:
 
 def _picture(engine: EnginePool, version: int) -> BlockSnapshot:
     size = engine.num_blocks
-    tenants = [""] * engine.tables.pool.tenants.size
+    pool, arrays = engine.tables.current
+    tenants = [""] * pool.tenants.size
     for name, row in list(engine.tables.tenants.rows.items()):
-        tenants[row] = name
+        if row < len(tenants):
+            tenants[row] = name
     snapshot = BlockSnapshot(
         engine_id=engine.engine_id,
         snapshot_seq=version // 2,
@@ -38,7 +40,7 @@ def _picture(engine: EnginePool, version: int) -> BlockSnapshot:
         parents=np.empty(size, np.int32),
     )
     inspect(
-        engine.tables.arrays,
+        arrays,
         snapshot.states,
         snapshot.num_users,
         snapshot.depths,

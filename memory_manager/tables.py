@@ -28,6 +28,7 @@ class Tables:
         """Goes on with these arrays."""
         self.pool = pool
         self.arrays = address_table(pool)
+        self.current = pool, self.arrays  # for other threads: the table is valid while they keep the pool
         self.headline = pool.counters.view(np.int64)[: len(HEADLINE)]
 
     def make_rows(self, num_new: int) -> None:

@@ -194,7 +194,9 @@ def test_another_thread_may_read_while_updates_run() -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for i in range(1, 300):
-        engine.finish(i, range(i % 7 * 100, i % 7 * 100 + 90))
+        engine.finish(i, range(i % 7 * 100, i % 7 * 100 + 90), tenant=f"t{i}")
+    for i in range(300, 500):
+        engine.acquire(i, [i])  # tables grow
     stop.set()
     reader.join()
     assert failures == []
