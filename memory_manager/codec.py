@@ -100,10 +100,19 @@ class Reader:
         self._offset += column.nbytes
         return column
 
-    def columns(self, num_int64s: int, sizes: tuple[int, ...]) -> list[npt.NDArray[Any]]:
-        columns = [self.column(INT64, size) for size in sizes[:num_int64s]]
-        columns += [self.column(INT32, size) for size in sizes[num_int64s:]]
+    def columns(self, num_int64s: int, sizes: list[int]) -> list[npt.NDArray[Any]]:
+        """Read-only views, the first of int64, the others of int32."""
+        columns = self._cut(INT64, sizes[:num_int64s]) + self._cut(INT32, sizes[num_int64s:])
         self.align()
+        return columns
+
+    def _cut(self, dtype: np.dtype[Any], sizes: list[int]) -> list[npt.NDArray[Any]]:
+        empty: npt.NDArray[Any] = NO_INT64S if dtype is INT64 else NO_INT32S
+        whole = self.column(dtype, sum(sizes))
+        columns, start = [], 0
+        for size in sizes:
+            columns.append(whole[start : start + size] if size else empty)
+            start += size
         return columns
 
     def text(self, num_bytes: int) -> str:
@@ -118,7 +127,7 @@ class Reader:
 def decode_request(reader: Reader) -> UpdateRequest:
     epoch, op_seq, launched, completed, *rest = reader.unpack(_REQUEST_HEAD)
     *sizes, num_acquires, _ = rest
-    columns = reader.columns(_NUM_REQUEST_INT64S, tuple(sizes))
+    columns = reader.columns(_NUM_REQUEST_INT64S, sizes)
     advance_ids, truncate_ids, release_ids, parent_ids, child_ids, room_ids = columns[:_NUM_REQUEST_INT64S]
     num_tokens, tokens, num_written, num_drafts, num_kept, num_ahead = columns[_NUM_REQUEST_INT64S:]
     return UpdateRequest(
@@ -186,7 +195,7 @@ def encode_answer(answer: UpdateAnswer) -> bytes:
 
 def decode_answer(reader: Reader) -> UpdateAnswer:
     *sizes, num_acquires, num_free, num_fenced, num_evictable = reader.unpack(_ANSWER_HEAD)
-    columns = reader.columns(_NUM_ANSWER_INT64S, tuple(sizes))
+    columns = reader.columns(_NUM_ANSWER_INT64S, sizes)
     replaced_ids, draft_ids, wake, *rest = columns
     return UpdateAnswer(
         advance=AdvanceResult(replaced_ids, rest[0], rest[1], draft_ids, *rest[2:5]),
