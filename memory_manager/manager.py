@@ -206,7 +206,7 @@ class MemoryManager(Reader):
             cleared.append(self._state.clear(engine.epoch, salt, now_us))
             self._record_events(engine)
         if self._journal is not None:
-            self._journal.rewrite(self._state)
+            self._journal.purge(self._state)
         return Cleared(sum(c.num_freed for c in cleared), sum(c.num_detached for c in cleared))
 
     def events(self, after_seq: int) -> list[Event]:

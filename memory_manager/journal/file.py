@@ -19,13 +19,22 @@ _CHECKED = struct.Struct("<II")
 _MAGIC = 0x4A564B4E
 
 
-class JournalCorruptError(MemoryManagerError):
-    """A record in the middle of a journal is damaged: what follows it cannot be trusted."""
+class DamagedRecordError(Exception):
+    """What follows this offset cannot be trusted."""
 
-    def __init__(self, path: Path, offset: int, what: str) -> None:
+    def __init__(self, offset: int, what: str) -> None:
+        super().__init__(what)
+        self.offset = offset
+
+
+class JournalCorruptError(MemoryManagerError):
+    """A journal whose middle is damaged. It is not used; it can be repaired by losing its end."""
+
+    def __init__(self, path: Path, offset: int, what: str, has_snapshot: bool) -> None:
         super().__init__("JOURNAL_CORRUPT", f"{path}: {what} at byte {offset}")
         self.path = path
         self.offset = offset
+        self.has_snapshot = has_snapshot  # before the damage
 
 
 class JournalUnavailableError(MemoryManagerError):
@@ -50,17 +59,17 @@ def encode_record(kind: int, payload: bytes) -> bytes:
 def read_records(path: Path) -> Iterator[Record]:
     """All whole records; stops before a torn tail (the last write before a crash).
 
-    Raises JournalCorruptError when a damaged record is followed by a whole one, or the header is wrong.
+    Raises DamagedRecordError when a damaged record is followed by a whole one, or the header is wrong.
     """
     buffer = memoryview(path.read_bytes())
     if buffer[: len(_HEADER)] != _HEADER:
-        raise JournalCorruptError(path, 0, "no journal header")
+        raise DamagedRecordError(0, "no journal header")
     offset = len(_HEADER)
     while (record := _record_at(buffer, offset)) is not None:
         yield record
         offset = record.end
     if _has_record_after(buffer, offset):
-        raise JournalCorruptError(path, offset, "damaged record")
+        raise DamagedRecordError(offset, "a damaged record")
 
 
 def _record_at(buffer: memoryview, offset: int) -> Record | None:
@@ -94,10 +103,16 @@ class JournalFile:
     """A file to append to. Nothing is in it before `commit`."""
 
     def __init__(self, path: Path, size: int | None = None) -> None:
-        """Cuts an existing file at `size`, or makes a new one, readable by its owner only."""
+        """Cuts an existing file at `size`, or makes a new one, readable by its owner only.
+
+        Raises JournalUnavailableError.
+        """
         self.path = path
         flags = os.O_WRONLY | (os.O_CREAT | os.O_EXCL if size is None else 0)
-        self._descriptor = os.open(path, flags, 0o600)
+        try:
+            self._descriptor = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise JournalUnavailableError(f"{path}: {error}") from error
         self._pending: list[bytes] = []
         if size is None:
             self.size = 0
@@ -130,7 +145,11 @@ class JournalFile:
         self._pending.clear()
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        """Waits until the disk has it. Raises JournalUnavailableError."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise JournalUnavailableError(f"{self.path}: {error}") from error
 
     def close(self) -> None:
         os.close(self._descriptor)

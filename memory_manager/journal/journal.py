@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memory_manager.config import JournalConfig, MemoryConfig
-from memory_manager.errors import MemoryManagerError
+from memory_manager.errors import InvalidRequestError, MemoryManagerError, PreconditionError
 from memory_manager.journal.file import (
+    DamagedRecordError,
     JournalCorruptError,
     JournalFile,
     JournalUnavailableError,
@@ -20,6 +21,7 @@ from memory_manager.journal.records import Kind, ReplayDifferenceError, replay_r
 from memory_manager.journal.snapshot import decode_state, encode_state
 from memory_manager.state import State
 
+_DAMAGED = ".damaged"
 _NAME = re.compile(r"journal-(\d{8})\.log")
 
 
@@ -35,18 +37,21 @@ def recover(path: Path, config: MemoryConfig, now_us: int) -> Recovered:
     """Reads a journal file. A torn tail is left out. Raises JournalCorruptError."""
     state: State | None = None
     end = snapshot_bytes = 0
-    for record in read_records(path):
-        try:
+    try:
+        for record in read_records(path):
             if state is None:
                 state = decode_state(record.payload, config, now_us)
                 snapshot_bytes = record.end
             else:
                 replay_record(state, record.kind, record.payload)
-        except (ReplayDifferenceError, MemoryManagerError, ValueError, KeyError) as error:
-            raise JournalCorruptError(path, end, f"record that cannot be replayed ({error})") from error
-        end = record.end
+            end = record.end
+    except DamagedRecordError as damaged:
+        raise JournalCorruptError(path, damaged.offset, str(damaged), snapshot_bytes > 0) from damaged
+    except (ReplayDifferenceError, InvalidRequestError, PreconditionError, ValueError, KeyError) as error:
+        what = f"a record that cannot be replayed ({error})"
+        raise JournalCorruptError(path, end, what, snapshot_bytes > 0) from error
     if state is None:
-        raise JournalCorruptError(path, end, "no snapshot")
+        raise JournalCorruptError(path, end, "no snapshot", has_snapshot=False)
     return Recovered(state, end, snapshot_bytes)
 
 
@@ -78,7 +83,7 @@ class Journal:
         self._generation = generations[-1]
         try:
             recovered = recover(self._path(self._generation), config, now_us)
-        except JournalCorruptError:
+        except MemoryManagerError:
             self.close()
             raise
         self._file = JournalFile(self._path(self._generation), recovered.num_bytes)
@@ -108,14 +113,18 @@ class Journal:
                 self.rewrite(state)
 
     def rewrite(self, state: State) -> None:
-        """Starts a new file with a snapshot and removes the old ones."""
+        """Starts a new file with a snapshot and removes the old ones. Raises JournalUnavailableError."""
         generation = self._generation + 1
         temporary = self._config.directory / "new"
         temporary.unlink(missing_ok=True)
         file = JournalFile(temporary)
         file.append(Kind.SNAPSHOT, encode_state(state))
-        file.commit()
-        file.sync()
+        try:
+            file.commit()
+            file.sync()
+        except JournalUnavailableError:
+            file.close()
+            raise
         os.rename(temporary, self._path(generation))
         self._sync_directory()
         if self._file is not None:
@@ -123,6 +132,12 @@ class Journal:
         self._file, self._generation = file, generation
         self._rewrite_at = self._threshold(file.size)
         self._remove_all_but(generation)
+
+    def purge(self, state: State) -> None:
+        """Leaves nothing on disk but what the state holds. Raises JournalUnavailableError."""
+        self.rewrite(state)
+        for path in self._config.directory.glob(f"*{_DAMAGED}"):
+            path.unlink()
 
     @property
     def num_bytes(self) -> int:
@@ -170,15 +185,19 @@ def repair_journal(directory: Path) -> int:
 
     What it was stays beside it as `*.damaged`. Engines whose last calls are lost register anew.
     """
-    path = max(directory.glob("journal-*.log"))
+    path = max(directory.glob("journal-*.log"), default=None)
+    if path is None:
+        return 0
     try:
-        for _ in read_records(path):
-            pass
+        recover(path, MemoryConfig(), now_us=0)
     except JournalCorruptError as corrupt:
-        data = path.read_bytes()
-        damaged = path.with_suffix(".damaged")
-        damaged.write_bytes(data)
-        damaged.chmod(0o600)
-        os.truncate(path, corrupt.offset)
-        return len(data) - corrupt.offset
+        num_bytes = path.stat().st_size
+        damaged = path.with_suffix(_DAMAGED)
+        os.rename(path, damaged)
+        if corrupt.has_snapshot:
+            whole = damaged.read_bytes()[: corrupt.offset]
+            path.touch(mode=0o600)
+            path.write_bytes(whole)
+            return num_bytes - corrupt.offset
+        return num_bytes
     return 0

@@ -28,6 +28,7 @@ from memory_manager import (
 from memory_manager.codec import encode_answer
 from memory_manager.core.layout import Array
 from memory_manager.journal.file import read_records
+from memory_manager.journal.records import Kind
 from tests.memory_manager.engine_side import Clock, EngineSide, int32s, int64s
 from tests.memory_manager.random_calls import MIXES, RandomCalls
 from tests.memory_manager.side_by_side import SideBySide, to_answer, to_request
@@ -184,6 +185,43 @@ def test_a_corrupt_middle_is_refused_and_can_be_repaired(tmp_path: Path, place: 
     engine.manager = again
     with pytest.raises(PreconditionError):
         engine.acquire(6, range(10))
+
+
+def test_a_record_that_cannot_be_replayed_is_refused_and_can_be_cut(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(manager=open_at(directory))
+    engine.acquire(1, range(50), tenant="c")
+    engine.manager._record(Kind.END_EPOCH, {"epoch": 1234})
+    engine.acquire(2, range(50), tenant="c")
+    engine.manager.close()
+    with pytest.raises(JournalCorruptError, match="cannot be replayed"):
+        open_at(directory)
+    assert repair_journal(directory) > 0
+    assert repair_journal(directory) == 0
+    assert open_at(directory).stats().engines[0].num_sequences == 1
+
+
+@pytest.mark.parametrize("offset", [0, 30])
+def test_without_a_whole_snapshot_repair_starts_anew(tmp_path: Path, offset: int) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(manager=open_at(directory))
+    engine.acquire(1, range(50), tenant="c")
+    engine.manager.close()
+    data = bytearray(newest(directory).read_bytes())
+    data[offset] ^= 1
+    newest(directory).write_bytes(data)
+    with pytest.raises(JournalCorruptError):
+        open_at(directory)
+    assert repair_journal(directory) == len(data)
+    manager = open_at(directory)
+    assert manager.stats().engines == ()
+    assert list(directory.glob("*.damaged"))
+    manager.clear_cache()
+    assert not list(directory.glob("*.damaged"))
+
+
+def test_there_may_be_nothing_to_repair(tmp_path: Path) -> None:
+    assert repair_journal(tmp_path) == 0
 
 
 def test_nothing_that_was_cleared_stays_on_disk(tmp_path: Path) -> None:
