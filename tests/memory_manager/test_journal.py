@@ -1,21 +1,15 @@
 """The journal: a manager that was killed comes back exactly as it was, or says where it cannot."""
 
-import random
-import shutil
 import stat
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from memory_manager import (
     Acquire,
     AcquireStatus,
     JournalConfig,
-    JournalCorruptError,
-    JournalUnavailableError,
     MemoryConfig,
     MemoryManager,
     MemoryManagerError,
@@ -23,68 +17,13 @@ from memory_manager import (
     Release,
     TenantLimits,
     UpdateRequest,
-    repair_journal,
 )
 from memory_manager.codec import encode_answer
-from memory_manager.core.layout import Array
 from memory_manager.journal.file import read_records
-from memory_manager.journal.records import Kind
 from tests.memory_manager.engine_side import Clock, EngineSide, int32s, int64s
+from tests.memory_manager.journals import assert_same_state, killed_copy, newest, open_at, random_life
 from tests.memory_manager.random_calls import MIXES, RandomCalls
-from tests.memory_manager.side_by_side import SideBySide, to_answer, to_request
-
-TENANTS = {"a": TenantLimits(quota=20), "b": TenantLimits(floor=6)}
-
-
-def open_at(directory: Path, **options: object) -> MemoryManager:
-    journal = JournalConfig(directory, **options)  # type: ignore[arg-type]
-    return MemoryManager(MemoryConfig(tenants=TENANTS, min_wait_blocks=2, journal=journal), Clock())
-
-
-def killed_copy(directory: Path, into: Path) -> Path:
-    """What a killed manager leaves behind."""
-    shutil.copytree(directory, into)
-    return into
-
-
-def newest(directory: Path) -> Path:
-    return max(directory.glob("journal-*.log"))
-
-
-def assert_same_state(left: MemoryManager, right: MemoryManager) -> None:
-    assert left.check_integrity() == right.check_integrity() == []
-    assert left._state.engines.keys() == right._state.engines.keys()
-    for epoch, engine in left._state.engines.items():
-        twin = right._state.engines[epoch]
-        for name, array in engine.tables.pool._asdict().items():
-            other = getattr(twin.tables.pool, name)
-            assert np.array_equal(without_scratch(array), without_scratch(other)), name
-        assert engine.tables.tenants.rows == twin.tables.tenants.rows
-        assert engine.tables.namespaces.rows == twin.tables.namespaces.rows
-        assert engine.last_call.digest == twin.last_call.digest
-        assert [entry[:-1] for entry in engine.pins.entries.values()] == [
-            entry[:-1] for entry in twin.pins.entries.values()
-        ]
-
-
-def without_scratch(array: Array) -> Array:
-    """What only a call in progress uses; rejected calls, which are not recorded, touch it too."""
-    array = array.copy()
-    for field in ("mark", "checked_tokens", "checked_blocks", "calls", "now_us"):
-        if field in (array.dtype.names or ()):
-            array[field] = 0
-    return array
-
-
-def random_life(directory: Path, seed: int, num_operations: int = 400) -> SideBySide:
-    """A manager that has been used, and its model."""
-    both = SideBySide(64, TENANTS, manager=open_at(directory))
-    calls = RandomCalls(both, seed, ["a", "b", "c"], [("", ""), ("salt", "")])
-    rng = random.Random(seed)
-    done = 0
-    while done < num_operations:
-        done += calls.run(rng.choice(MIXES), 50)
-    return both
+from tests.memory_manager.side_by_side import to_answer, to_request
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -132,96 +71,6 @@ def test_new_epochs_are_never_old_ones(tmp_path: Path) -> None:
     again.heartbeat(first)
     with pytest.raises(PreconditionError):
         again.heartbeat(lost)
-
-
-def test_a_journal_cut_at_every_byte_of_its_last_records_is_one_of_its_past_states(tmp_path: Path) -> None:
-    directory = tmp_path / "journal"
-    engine = EngineSide(num_blocks=8, manager=open_at(directory))
-    states = []
-    steps: list[Callable[[], object]] = [
-        lambda: engine.acquire(1, range(40), tenant="c"),
-        lambda: engine.write(1, 40),
-        lambda: engine.manager.pin_prefix("engine", "c", "", "", int32s(range(40)), 1000),
-        lambda: engine.release(1),
-        lambda: engine.manager.unpin_prefix(1),
-    ]
-    for step in steps:
-        states.append((newest(directory).stat().st_size, engine.manager.inspect_blocks().states.tolist()))
-        step()
-    data = newest(directory).read_bytes()
-    states.append((len(data), engine.manager.inspect_blocks().states.tolist()))
-    cut = tmp_path / "cut"
-    for length in range(states[0][0], len(data) + 1):
-        shutil.rmtree(cut, ignore_errors=True)
-        cut.mkdir()
-        (cut / newest(directory).name).write_bytes(data[:length])
-        manager = open_at(cut)
-        expected = [blocks for size, blocks in states if size <= length][-1]
-        assert manager.inspect_blocks().states.tolist() == expected
-        assert newest(cut).stat().st_size == max(size for size, _ in states if size <= length)
-        manager.close()
-
-
-@pytest.mark.parametrize("place", ["head", "payload"])
-def test_a_corrupt_middle_is_refused_and_can_be_repaired(tmp_path: Path, place: str) -> None:
-    directory = tmp_path / "journal"
-    engine = EngineSide(manager=open_at(directory))
-    for i in range(1, 6):
-        engine.acquire(i, range(100 * i, 100 * i + 50), tenant="c")
-    engine.manager.close()
-    records = list(read_records(newest(directory)))
-    offset = records[-4].end
-    data = bytearray(newest(directory).read_bytes())
-    data[offset + (8 if place == "head" else 60)] ^= 0x40
-    newest(directory).write_bytes(data)
-    with pytest.raises(JournalCorruptError) as refused:
-        open_at(directory)
-    assert refused.value.offset == offset
-    assert str(offset) in str(refused.value)
-    assert repair_journal(directory) == len(data) - offset
-    again = open_at(directory)
-    assert again.stats().engines[0].num_sequences == 2
-    assert again.check_integrity() == []
-    engine.manager = again
-    with pytest.raises(PreconditionError):
-        engine.acquire(6, range(10))
-
-
-def test_a_record_that_cannot_be_replayed_is_refused_and_can_be_cut(tmp_path: Path) -> None:
-    directory = tmp_path / "journal"
-    engine = EngineSide(manager=open_at(directory))
-    engine.acquire(1, range(50), tenant="c")
-    engine.manager._record(Kind.END_EPOCH, {"epoch": 1234})
-    engine.acquire(2, range(50), tenant="c")
-    engine.manager.close()
-    with pytest.raises(JournalCorruptError, match="cannot be replayed"):
-        open_at(directory)
-    assert repair_journal(directory) > 0
-    assert repair_journal(directory) == 0
-    assert open_at(directory).stats().engines[0].num_sequences == 1
-
-
-@pytest.mark.parametrize("offset", [0, 30])
-def test_without_a_whole_snapshot_repair_starts_anew(tmp_path: Path, offset: int) -> None:
-    directory = tmp_path / "journal"
-    engine = EngineSide(manager=open_at(directory))
-    engine.acquire(1, range(50), tenant="c")
-    engine.manager.close()
-    data = bytearray(newest(directory).read_bytes())
-    data[offset] ^= 1
-    newest(directory).write_bytes(data)
-    with pytest.raises(JournalCorruptError):
-        open_at(directory)
-    assert repair_journal(directory) == len(data)
-    manager = open_at(directory)
-    assert manager.stats().engines == ()
-    assert list(directory.glob("*.damaged"))
-    manager.clear_cache()
-    assert not list(directory.glob("*.damaged"))
-
-
-def test_there_may_be_nothing_to_repair(tmp_path: Path) -> None:
-    assert repair_journal(tmp_path) == 0
 
 
 def test_nothing_that_was_cleared_stays_on_disk(tmp_path: Path) -> None:
@@ -301,21 +150,6 @@ def test_without_a_journal_nothing_survives() -> None:
     epoch = manager.register_engine("e", 8, 16, "m").epoch
     with pytest.raises(PreconditionError):
         MemoryManager(MemoryConfig(), Clock()).heartbeat(epoch)
-
-
-def test_a_full_disk_keeps_the_answer_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = tmp_path / "journal"
-    engine = EngineSide(num_blocks=8, manager=open_at(directory))
-
-    def full(descriptor: int, data: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("memory_manager.journal.file.os.write", full)
-        with pytest.raises(JournalUnavailableError):
-            engine.acquire(1, range(40), tenant="c")
-    assert engine.acquire(1, range(40), tenant="c").status is AcquireStatus.GRANTED
-    assert_same_state(engine.manager, open_at(killed_copy(directory, tmp_path / "copy")))
 
 
 def test_with_group_commit_nothing_is_written_before_commit(tmp_path: Path) -> None:
