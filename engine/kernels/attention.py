@@ -9,7 +9,7 @@ from engine.kernels.attention_rows import add_scaled, clear, copy_scaled
 from engine.kernels.jit import device, inlined, parallel_kernel, run_team
 from engine.kernels.rows import rows_per_task
 from engine.kernels.simd import Cache, Float32, Int32, float_bits
-from engine.kernels.team import claim, claim_next, new_team, wait
+from engine.kernels.team import Team, claim, finish, new_counters, wait
 from engine.kernels.vector_function import exp2
 
 NUM_ATTENTION_PHASES = 2
@@ -43,13 +43,14 @@ def attention_phases(
     scratch = new_scratch(q.shape[2])
     num_kv_heads = k_cache.shape[1]
     num_tasks = plan.items.shape[0] * num_kv_heads
-    task = claim(team, phase)
+    task = claim(team, phase, num_tasks)
     while task < num_tasks:
         item = plan.items[task // num_kv_heads]
         table = group_blocks[item[TABLE]] if item[SHARED] else block_tables[item[TABLE]]
         head = task % num_kv_heads
         attend(q, k_cache, v_cache, table, plan, item, head, scale, out, part_sums, part_stats, scratch)
-        task = claim_next(team, phase)
+        finish(team, phase)
+        task = claim(team, phase, num_tasks)
     wait(team, phase, num_tasks)
     if part_sums.shape[0] > 0:
         _merge_phase(team, phase + 1, plan, part_sums, part_stats, out)
@@ -60,12 +61,13 @@ def _merge_phase(team, phase, plan, part_sums, part_stats, out):
     num_rows = out.shape[0]
     size = rows_per_task(num_rows)
     num_tasks = -(-num_rows // size)
-    task = claim(team, phase)
+    task = claim(team, phase, num_tasks)
     while task < num_tasks:
         for row in range(task * size, min(num_rows, (task + 1) * size)):
             if plan.part_begin[row] < plan.part_begin[row + 1]:
                 _merge_row(plan, row, part_sums, part_stats, out)
-        task = claim_next(team, phase)
+        finish(team, phase)
+        task = claim(team, phase, num_tasks)
     wait(team, phase, num_tasks)
 
 
@@ -75,17 +77,27 @@ def new_parts(plan, num_heads, dim):
     return np.empty((num_parts, num_heads, dim), np.float32), np.empty((num_parts, num_heads, 2), np.float32)
 
 
+@device
+def _attend_team(
+    thread, counters, q, k_cache, v_cache, block_tables, group_blocks, plan, scale, out, part_sums, part_stats
+):
+    attention_phases(
+        Team(counters, thread), 0, q, k_cache, v_cache, block_tables, group_blocks, plan, scale, out,
+        part_sums, part_stats,
+    )  # fmt: skip
+
+
 @parallel_kernel
 def _paged_attention(
     q, k_cache, v_cache, block_tables, cu_query_lens, context_lens, group_of, group_blocks, group_lens, scale,
     out,
 ):  # fmt: skip
-    team = new_team(NUM_ATTENTION_PHASES)
     plan = plan_attention(cu_query_lens, context_lens, group_of, group_lens, q.shape[1] // k_cache.shape[1])
     sums, stats = new_parts(plan, q.shape[1], q.shape[2])
+    counters = new_counters(NUM_ATTENTION_PHASES)
     run_team(
-        attention_phases,
-        (team, 0, q, k_cache, v_cache, block_tables, group_blocks, plan, scale, out, sums, stats),
+        _attend_team,
+        (counters, q, k_cache, v_cache, block_tables, group_blocks, plan, scale, out, sums, stats),
     )
 
 

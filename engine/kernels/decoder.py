@@ -16,7 +16,7 @@ from engine.kernels.matmul import PackedWeight, multiply_phase
 from engine.kernels.rope import rope_phase
 from engine.kernels.rows import add_norm_phase, norm_phase, silu_phase
 from engine.kernels.simd import Cache, Float32, Int32, float_bits
-from engine.kernels.team import claim, claim_next, new_team, wait
+from engine.kernels.team import Team, claim, finish, new_counters, wait
 
 _PHASES_PER_LAYER = 9 + NUM_ATTENTION_PHASES
 
@@ -128,20 +128,22 @@ def _feed_forward(team, phase, layer, residual, attended, next_norm, weights, sh
 def _select_phase(team, phase, rows, hidden, attended, buffers):
     """The rows that the last layer goes on with."""
     num_tasks = rows.shape[0]
-    task = claim(team, phase)
+    task = claim(team, phase, num_tasks)
     while task < num_tasks:
         row = rows[task]
         for index in range(hidden.shape[1]):
             buffers.last_hidden[task, index] = hidden[row, index]
         for index in range(attended.shape[1]):
             buffers.last_attended[task, index] = attended[row, index]
-        task = claim_next(team, phase)
+        finish(team, phase)
+        task = claim(team, phase, num_tasks)
     wait(team, phase, num_tasks)
 
 
 @device
-def _decode(team, hidden, weights, shape, rope, batch, plan, pool, buffers, logits):
+def _decode(thread, counters, hidden, weights, shape, rope, batch, plan, pool, buffers, logits):
     """One thread's way through all phases."""
+    team = Team(counters, thread)
     num_layers, num_rows, num_logits = pool.shape[0], hidden.shape[0], logits.shape[0]
     attended = buffers.attended.reshape(num_rows, -1)
     norm_phase(team, 0, hidden, weights.attention_norm[0], shape.norm_eps, buffers.normed)
@@ -166,7 +168,7 @@ def _decode(team, hidden, weights, shape, rope, batch, plan, pool, buffers, logi
 @parallel_kernel
 def _decoder_step(hidden, weights, shape, rope, batch, pool, logits):
     num_layers, _, _, num_kv_heads, _, dim = pool.shape
-    team = new_team(2 + num_layers * _PHASES_PER_LAYER)
+    counters = new_counters(2 + num_layers * _PHASES_PER_LAYER)
     plan = plan_attention(
         batch.cu_query_lens,
         batch.context_lens,
@@ -176,7 +178,7 @@ def _decoder_step(hidden, weights, shape, rope, batch, pool, logits):
     )
     num_last = logits.shape[0] if logits.shape[0] < hidden.shape[0] else 0
     buffers = _new_buffers(hidden.shape[0], hidden.shape[1], num_last, shape, num_kv_heads, dim, plan)
-    run_team(_decode, (team, hidden, weights, shape, rope, batch, plan, pool, buffers, logits))
+    run_team(_decode, (counters, hidden, weights, shape, rope, batch, plan, pool, buffers, logits))
 
 
 def decoder_step(

@@ -28,6 +28,7 @@ _OPTIONS: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
 }
+_POINTER, _SIZE = ir.IntType(8).as_pointer(), ir.IntType(64)
 _NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
@@ -79,31 +80,31 @@ def parallel_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @intrinsic
 def run_team(typing_context: Any, worker: types.Dispatcher, args: types.BaseTuple) -> Any:
-    """Calls worker(*args) once on each of numba's threads, and returns when all calls have.
+    """Calls worker(thread, *args) on each of numba's threads, numbered from 0, and returns when all calls
+    have.
 
     worker is a device function that returns nothing; an exception in it is lost.
     """
-    worker_signature = worker.get_call_type(typing_context, tuple(args.types), {})
+    worker_signature = worker.get_call_type(typing_context, (types.int64, *args.types), {})
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        arguments = cgutils.alloca_once_value(builder, values[1])
         thread_main = _emit_thread_main(context, builder, worker, worker_signature, values[1].type)
-        byte_pointer, size = ir.IntType(8).as_pointer(), ir.IntType(64)
-        # Of the one "array" that each thread gets a share of: its address, the number of shares, the step
-        # between them.
-        array = cgutils.alloca_once_value(builder, builder.bitcast(arguments, byte_pointer))
         get_num_threads = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(size, []), "get_num_threads"
+            builder.module, ir.FunctionType(_SIZE, []), "get_num_threads"
         )
         num_threads = builder.call(get_num_threads, [])
-        shares, step = (cgutils.alloca_once_value(builder, number) for number in (num_threads, size(0)))
-        pointers = [thread_main, array, shares, step, cgutils.get_null_value(byte_pointer)]
-        kind = ir.FunctionType(ir.VoidType(), [byte_pointer] * 5 + [size] * 3)
+        # Two "arrays", of which each thread gets a share: the arguments, which do not move from thread to
+        # thread, and the thread's number, an address that moves by one.
+        arguments = cgutils.alloca_once_value(builder, values[1])
+        arrays = [builder.bitcast(arguments, _POINTER), cgutils.get_null_value(_POINTER)]
+        array_table = cgutils.alloca_once_value(builder, cgutils.pack_array(builder, arrays))
+        steps = cgutils.alloca_once_value(builder, cgutils.pack_array(builder, [_SIZE(0), _SIZE(1)]))
+        num_shares = cgutils.alloca_once_value(builder, num_threads)
+        pointers = [thread_main, array_table, num_shares, steps, cgutils.get_null_value(_POINTER)]
+        kind = ir.FunctionType(ir.VoidType(), [_POINTER] * 5 + [_SIZE] * 3)
         parallel_for = cgutils.get_or_insert_function(builder.module, kind, "numba_parallel_for")
-        builder.call(
-            parallel_for,
-            [*(builder.bitcast(p, byte_pointer) for p in pointers), size(0), size(1), num_threads],
-        )
+        numbers = [_SIZE(0), _SIZE(len(arrays)), num_threads]
+        builder.call(parallel_for, [builder.bitcast(pointer, _POINTER) for pointer in pointers] + numbers)
         return context.get_dummy_value()
 
     return types.void(worker, args), generate
@@ -114,18 +115,18 @@ def _emit_thread_main(
 ) -> Any:
     """What numba's threads call, as a generalised ufunc: void(char **arrays, intp *shares, intp *steps, void
     *data)."""
-    byte_pointer, size_pointer = ir.IntType(8).as_pointer(), ir.IntType(64).as_pointer()
-    kind = ir.FunctionType(
-        ir.VoidType(), [byte_pointer.as_pointer(), size_pointer, size_pointer, byte_pointer]
-    )
+    sizes = _SIZE.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [_POINTER.as_pointer(), sizes, sizes, _POINTER])
     function = ir.Function(builder.module, kind, builder.module.get_unique_name("thread_main"))
     function.linkage = "internal"
     inner = ir.IRBuilder(function.append_basic_block("entry"))
-    arguments = inner.load(inner.bitcast(inner.load(function.args[0]), arguments_type.as_pointer()))
+    arrays = [inner.load(inner.gep(function.args[0], [_SIZE(index)])) for index in (0, 1)]
+    arguments = inner.load(inner.bitcast(arrays[0], arguments_type.as_pointer()))
+    thread = inner.ptrtoint(arrays[1], _SIZE)
     compiled = worker.dispatcher.get_compile_result(signature)
     context.add_linking_libs([compiled.library])
     callee = context.declare_function(builder.module, compiled.fndesc)
-    unpacked = [inner.extract_value(arguments, index) for index in range(len(signature.args))]
-    context.call_conv.call_function(inner, callee, signature.return_type, signature.args, unpacked)
+    unpacked = [inner.extract_value(arguments, index) for index in range(len(signature.args) - 1)]
+    context.call_conv.call_function(inner, callee, signature.return_type, signature.args, [thread, *unpacked])
     inner.ret_void()
     return function

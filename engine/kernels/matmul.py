@@ -22,7 +22,7 @@ from numba.extending import overload
 from engine.kernels.int8 import GROUP, PackedInt8Weight, multiply_panel_int8, quantise_rows
 from engine.kernels.jit import NUM_THREADS, device, inlined, parallel_kernel, run_team
 from engine.kernels.simd import F32, I32, Emitter, Float32, Value
-from engine.kernels.team import claim, claim_next, new_team, wait
+from engine.kernels.team import Team, claim, finish, new_counters, wait
 from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
 from engine.kernels.vector_function import vector_function
 
@@ -170,7 +170,7 @@ def multiply_phase(team, phase, x, panels, out):
     operand = _new_operand(x, panels)
     prepared = -1
     num_tasks = row_tasks * panel_tasks
-    task = claim(team, phase)
+    task = claim(team, phase, num_tasks)
     while task < num_tasks:
         row_begin = task // panel_tasks * _ROWS_PER_TASK
         panel_begin = task % panel_tasks * panels_per_task
@@ -180,11 +180,17 @@ def multiply_phase(team, phase, x, panels, out):
             _prepare_operand(x, panels, row_begin, row_end, operand)
             prepared = row_begin
         _multiply_task(x, operand, panels, out, row_begin, row_end, panel_begin, panel_end, spill)
-        task = claim_next(team, phase)
+        finish(team, phase)
+        task = claim(team, phase, num_tasks)
     wait(team, phase, num_tasks)
+
+
+@device
+def _multiply(thread, counters, x, panels, out):
+    multiply_phase(Team(counters, thread), 0, x, panels, out)
 
 
 @parallel_kernel
 def matmul(x, w, out):
     """out [M, N] = x [M, K] @ w.T; x and out float32, w from `pack_weight` or `pack_weight_int8`."""
-    run_team(multiply_phase, (new_team(1), 0, x, w, out))
+    run_team(_multiply, (new_counters(1), x, w, out))

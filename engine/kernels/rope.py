@@ -6,7 +6,7 @@ import numpy as np
 from engine.kernels.jit import device, kernel
 from engine.kernels.rows import rows_per_task
 from engine.kernels.simd import Cache, Float32, Int32, float_bits
-from engine.kernels.team import claim, claim_next, new_team, wait
+from engine.kernels.team import alone, claim, finish, wait
 from engine.kernels.vector_function import store_float
 
 
@@ -74,14 +74,15 @@ def rope_phase(
     size = rows_per_task(num_rows)
     num_tasks = -(-num_rows // size)
     head = np.empty(q_out.shape[2], np.float32)
-    task = claim(team, phase)
+    task = claim(team, phase, num_tasks)
     while task < num_tasks:
         for row in range(task * size, min(num_rows, (task + 1) * size)):
             position, slot = positions[row], slot_mapping[row]
             _rope_row(
                 row, qkv, bias, q_norm, k_norm, eps, cos, sin, position, slot, q_out, k_cache, v_cache, head
             )
-        task = claim_next(team, phase)
+        finish(team, phase)
+        task = claim(team, phase, num_tasks)
     wait(team, phase, num_tasks)
 
 
@@ -89,7 +90,7 @@ def rope_phase(
 def _rope_write_kv(qkv, cos, sin, positions, slot_mapping, q_out, k_cache, v_cache):
     none = np.empty(0, np.float32)
     rope_phase(
-        new_team(1), 0, qkv, none, none, none, 0.0, cos, sin, positions, slot_mapping, q_out, k_cache, v_cache
+        alone(), 0, qkv, none, none, none, 0.0, cos, sin, positions, slot_mapping, q_out, k_cache, v_cache
     )
 
 

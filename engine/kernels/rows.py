@@ -4,7 +4,7 @@
 import numpy as np
 
 from engine.kernels.jit import NUM_THREADS, device, inlined, kernel
-from engine.kernels.team import claim, claim_next, new_team, wait
+from engine.kernels.team import alone, claim, finish, wait
 from engine.kernels.vector_function import exp2
 
 _LOG2_E = np.float32(1.4426950408889634)
@@ -34,11 +34,12 @@ def norm_phase(team, phase, x, weight, eps, out):
     num_rows = x.shape[0]
     size = rows_per_task(num_rows)
     num_tasks = -(-num_rows // size)
-    task = claim(team, phase)
+    task = claim(team, phase, num_tasks)
     while task < num_tasks:
         for row in range(task * size, min(num_rows, (task + 1) * size)):
             _normalise_row(x, weight, eps, out, row)
-        task = claim_next(team, phase)
+        finish(team, phase)
+        task = claim(team, phase, num_tasks)
     wait(team, phase, num_tasks)
 
 
@@ -48,13 +49,14 @@ def add_norm_phase(team, phase, residual, delta, weight, eps, out):
     num_rows, width = residual.shape
     size = rows_per_task(num_rows)
     num_tasks = -(-num_rows // size)
-    task = claim(team, phase)
+    task = claim(team, phase, num_tasks)
     while task < num_tasks:
         for row in range(task * size, min(num_rows, (task + 1) * size)):
             for index in range(width):
                 residual[row, index] += delta[row, index]
             _normalise_row(residual, weight, eps, out, row)
-        task = claim_next(team, phase)
+        finish(team, phase)
+        task = claim(team, phase, num_tasks)
     wait(team, phase, num_tasks)
 
 
@@ -64,30 +66,31 @@ def silu_phase(team, phase, gate_up, out):
     num_rows, width = out.shape
     column_tasks = -(-width // _SILU_COLUMNS)
     num_tasks = num_rows * column_tasks
-    task = claim(team, phase)
+    task = claim(team, phase, num_tasks)
     while task < num_tasks:
         row = task // column_tasks
         begin = task % column_tasks * _SILU_COLUMNS
         for index in range(begin, min(width, begin + _SILU_COLUMNS)):
             gate = gate_up[row, index]
             out[row, index] = gate / (np.float32(1.0) + exp2(-gate * _LOG2_E)) * gate_up[row, width + index]
-        task = claim_next(team, phase)
+        finish(team, phase)
+        task = claim(team, phase, num_tasks)
     wait(team, phase, num_tasks)
 
 
 @kernel
 def rms_norm(x, weight, eps, out):
     """out [T, H] = x [T, H] / rms(x) * weight [H], all float32."""
-    norm_phase(new_team(1), 0, x, weight, eps, out)
+    norm_phase(alone(), 0, x, weight, eps, out)
 
 
 @kernel
 def add_rms_norm(residual, delta, weight, eps, out):
     """residual [T, H] += delta [T, H] in place, then out = residual / rms(residual) * weight [H]."""
-    add_norm_phase(new_team(1), 0, residual, delta, weight, eps, out)
+    add_norm_phase(alone(), 0, residual, delta, weight, eps, out)
 
 
 @kernel
 def silu_mul(gate_up, out):
     """out [T, I] = silu(gate_up[:, :I]) * gate_up[:, I:]."""
-    silu_phase(new_team(1), 0, gate_up, out)
+    silu_phase(alone(), 0, gate_up, out)
