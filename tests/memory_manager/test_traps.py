@@ -1,11 +1,24 @@
 """Traps that memory managers have fallen into, each as a test."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from memory_manager import Acquire, AcquireStatus, InvalidRequestError, MemoryManager, TenantLimits
+from memory_manager import (
+    Acquire,
+    AcquireStatus,
+    Advance,
+    AllRemoved,
+    InvalidRequestError,
+    JournalConfig,
+    MemoryConfig,
+    MemoryManager,
+    Release,
+    TenantLimits,
+)
 from memory_manager.core.layout import READY
-from tests.memory_manager.engine_side import EngineSide, int32s
+from tests.memory_manager.engine_side import Clock, EngineSide, int32s, int64s
 
 GRANTED, WAIT, SHORT = AcquireStatus.GRANTED, AcquireStatus.WAIT, AcquireStatus.SHORT
 
@@ -180,6 +193,45 @@ def test_a_leader_that_dies_wakes_its_followers() -> None:
     assert engine.acquire(2, range(160)).status is WAIT
     assert engine.release(1).wake.tolist() == [2]
     assert engine.acquire(2, range(160)).status is GRANTED
+
+
+def test_a_peer_that_dies_after_an_abort_leaves_nothing_behind() -> None:
+    engine = EngineSide(num_blocks=16)
+    engine.launched = 3
+    engine.acquire(1, range(100))
+    engine.acquire(2, range(100))
+    engine.release(1)  # the abort; its blocks are fenced, its follower is woken
+    engine.clock.now += 11
+    engine.manager.reap_expired()
+    again = EngineSide(num_blocks=16, manager=engine.manager)
+    assert again.acquire(1, range(256)).block_table.size == 16
+
+
+def test_a_manager_that_restarts_does_not_hand_out_live_blocks(tmp_path: Path) -> None:
+    config = MemoryConfig(journal=JournalConfig(tmp_path))
+    engine = EngineSide(num_blocks=8, manager=MemoryManager(config, Clock()))
+    table = engine.acquire(1, range(100)).block_table
+    engine.manager.close()
+    engine.manager = MemoryManager(config, Clock())
+    assert engine.acquire(2, range(500, 516)).block_table.tolist() == [7]
+    assert engine.acquire(3, range(600, 616)).status is SHORT
+    assert engine.release(1, 2).num_free == 8
+    assert set(table) == set(range(7))
+
+
+def test_a_block_sealed_and_evicted_in_one_call_leaves_no_trace() -> None:
+    """Removed before registered: neither a lookup nor an event may show it."""
+    engine = EngineSide(num_blocks=4)
+    engine.manager.events(0)
+    engine.acquire(1, range(64))
+    answer = engine.call(
+        advance=Advance(int64s([1]), int32s([0]), int32s([]), int32s([64])),
+        release=Release(int64s([1])),
+        acquires=(Acquire(2, int32s(range(500, 564))),),
+    )
+    assert answer.acquires[0].status is GRANTED
+    assert engine.num_cached(range(65)) == 0
+    assert [event.change for event in engine.manager.events(0)] == [AllRemoved()]
 
 
 def test_counters_that_drift_are_noticed() -> None:
