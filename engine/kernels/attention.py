@@ -40,7 +40,7 @@ def attention_phases(
 ):
     """`paged_attention_shared` by a plan, shared by the team; part_sums [num_parts, Hq, D], part_stats
     [num_parts, Hq, 2]."""
-    scratch = new_scratch(q.shape[2])
+    scratch = new_scratch(k_cache, q.shape[2])
     num_kv_heads = k_cache.shape[1]
     num_tasks = plan.items.shape[0] * num_kv_heads
     task = claim(team, phase, num_tasks)

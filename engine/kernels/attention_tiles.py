@@ -156,6 +156,24 @@ def _emit_transpose_page(
     _emit_transpose(emit, element, [page, dim, emit.offset(out, (out_at, 4)), out_stride])
 
 
+def _emit_transpose_pairs(
+    emit: Emitter, _: list[Any], cache: Value, page_at: Value, num_words: Value, out: Value, out_at: Value,
+    out_stride: Value,
+) -> None:  # fmt: skip
+    # Moved, not computed with: any 4 bytes will do as a float32.
+    _emit_transpose(
+        emit,
+        "float32",
+        [emit.offset(cache, (page_at, 2)), num_words, emit.offset(out, (out_at, 4)), out_stride],
+    )
+
+
+def _emit_prefetch_page(emit: Emitter, dtypes: list[Any], cache: Value, page_at: Value, dim: Value) -> None:
+    page_bytes = emit.builder.mul(dim, I64(PAGE * element_bytes(element_kind(dtypes[0]))))
+    with emit.loop(emit.builder.udiv(page_bytes, I64(64))) as line:
+        emit.prefetch(emit.offset(cache, (page_at, element_bytes(element_kind(dtypes[0]))), (line, 64)))
+
+
 # page_scores(query, query_at, query_stride, cache, page_at, next_at, dim, scores, scores_at, scores_stride,
 # rows):
 #   scores[row, key] = query[row] · page[key], for 1 to ROW_BLOCK rows and the 16 keys of a page. next_at is
@@ -169,3 +187,10 @@ page_values = vector_function(_emit_page_values)
 
 # transpose_page(cache, page_at, dim, out, out_at, out_stride): out[d, key] = page[key, d].
 transpose_page = vector_function(_emit_transpose_page)
+
+# transpose_pairs(cache, page_at, num_words, out, out_at, out_stride): the same for pairs of 2-byte numbers,
+# out[pair, key] = page[key, pair].
+transpose_pairs = vector_function(_emit_transpose_pairs)
+
+# prefetch_page(cache, page_at, dim): brings a page near.
+prefetch_page = vector_function(_emit_prefetch_page)

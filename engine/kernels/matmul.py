@@ -21,10 +21,10 @@ from numba.extending import overload
 
 from engine.kernels.int8 import GROUP, PackedInt8Weight, multiply_panel_int8, quantise_rows
 from engine.kernels.jit import NUM_THREADS, device, inlined, parallel_kernel, run_team
-from engine.kernels.simd import F32, I32, Emitter, Float32, Value
+from engine.kernels.pairs import multiplies_pairs, multiply_pairs, narrow
+from engine.kernels.simd import Float32
 from engine.kernels.team import Team, claim, finish, new_counters, wait
-from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
-from engine.kernels.vector_function import vector_function
+from engine.kernels.tile import MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
 
 PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weight
 
@@ -50,26 +50,6 @@ def pack_weight(w: npt.NDArray[Any]) -> npt.NDArray[np.uint32] | Float32:
     return np.ascontiguousarray(pairs.transpose(0, 2, 1))
 
 
-def _emit_narrow(emit: Emitter, _: list[Any], x: Value, x_at: Value, words: Value, words_at: Value) -> None:
-    first, second = (emit.load(emit.offset(x, (x_at, 4), 4 * i), F32) for i in (0, 1))
-    high = emit.builder.shl(emit.bfloat16_bits(second), I32(16))
-    word = emit.builder.or_(emit.bfloat16_bits(first), high)
-    emit.store(word, emit.offset(words, (words_at, 4)))
-
-
-# _narrow(x, x_at, words, words_at): a word of two bfloat16 from two neighbours in x.
-_narrow = vector_function(_emit_narrow)
-
-
-@device
-def narrow_rows(x, row_begin, row_end, words):
-    """words [rows, K / 2] uint32 = x[row_begin:row_end] as pairs of bfloat16."""
-    num_words = words.shape[1]
-    for row in range(row_end - row_begin):
-        for index in range(num_words):
-            _narrow(x, ((row_begin + row) * num_words + index) * 2, words, row * num_words + index)
-
-
 def _new_operand(x, panels):
     """Room for a task's rows in the form that the weights are multiplied with."""
     raise NotImplementedError("called from kernels only")
@@ -84,10 +64,6 @@ def _multiply_panels(x, row_begin, num_rows, operand, panels, panel, count, out,
     raise NotImplementedError("called from kernels only")
 
 
-def _uses_pairs(panels: types.Array) -> bool:
-    return HAS_BFLOAT16_DOT and panels.dtype == types.uint32
-
-
 @overload(_new_operand)
 def _new_operand_of_kind(x, panels):
     if panels.dtype == types.int8:
@@ -98,7 +74,7 @@ def _new_operand_of_kind(x, panels):
             return numbers, np.empty((_ROWS_PER_TASK, depth // GROUP), np.float32)
 
         return numbers_and_scales
-    if _uses_pairs(panels):
+    if multiplies_pairs(panels.dtype):
         return lambda x, panels: np.empty((_ROWS_PER_TASK, panels.shape[1]), np.uint32)
     return lambda x, panels: x
 
@@ -112,8 +88,12 @@ def _prepare_operand_of_kind(x, panels, row_begin, row_end, operand):
             quantise_rows(x, row_begin, row_end, numbers, scales)
 
         return quantise
-    if _uses_pairs(panels):
-        return lambda x, panels, row_begin, row_end, operand: narrow_rows(x, row_begin, row_end, operand)
+    if multiplies_pairs(panels.dtype):
+
+        def narrow_rows(x, panels, row_begin, row_end, operand):
+            narrow(x, row_begin * x.shape[1], operand, 0, (row_end - row_begin) * x.shape[1])
+
+        return narrow_rows
     return lambda x, panels, row_begin, row_end, operand: None
 
 
@@ -129,15 +109,19 @@ def _multiply_panels_of_kind(x, row_begin, num_rows, operand, panels, panel, cou
                 multiply_panel_int8(numbers, scales, num_rows, panels, panel + index, out, target, stride)
 
         return multiply_int8
-    own_rows = _uses_pairs(panels)
 
     def multiply(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
         depth, width = panels.shape[1], operand.shape[1]
-        first = 0 if own_rows else row_begin * width
         w_panel = (panel * depth * PANEL, PANEL, depth * PANEL)
-        multiply_rows(operand, (first, width), num_rows, panels, w_panel, depth, out, out_row, count, 0)
+        x_row = (row_begin * width, width)
+        multiply_rows(operand, x_row, num_rows, panels, w_panel, depth, out, out_row, count, 0)
 
-    return multiply
+    def multiply_narrow(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
+        depth = panels.shape[1]
+        w_panel = (panel * depth * PANEL, PANEL, depth * PANEL)
+        multiply_pairs(operand, (0, depth), num_rows, panels, w_panel, depth, out, out_row, count, 0)
+
+    return multiply_narrow if multiplies_pairs(panels.dtype) else multiply
 
 
 @inlined

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import numba
 import numpy as np
 import pytest
 import torch
 
 from engine.kernels import cpu
+from engine.kernels.pairs import multiplies_pairs
 from tests.engine.kernels.reference import (
     PAGE,
     AttentionProblem,
@@ -33,8 +35,14 @@ def run(problem: AttentionProblem) -> cpu.Float32:
     return out
 
 
-def assert_close(actual: cpu.Float32, expected: cpu.Float32) -> None:
-    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=5e-6)
+def assert_close(actual: cpu.Float32, problem: AttentionProblem) -> None:
+    expected = attention(problem)
+    if multiplies_pairs(numba.from_dtype(problem.k_cache.dtype)):
+        # Queries and weights are rounded to bfloat16 too.
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-2)
+        assert np.abs(actual - expected).mean() < 1e-3
+    else:
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=5e-6)
 
 
 @pytest.mark.parametrize("dim", [64, 96, 128])
@@ -44,13 +52,13 @@ def assert_close(actual: cpu.Float32, expected: cpu.Float32) -> None:
 )
 def test_shapes(contexts: list[tuple[int, int]], num_heads: int, num_kv_heads: int, dim: int) -> None:
     problem = attention_problem(contexts, num_heads, num_kv_heads, dim, "bfloat16")
-    assert_close(run(problem), attention(problem))
+    assert_close(run(problem), problem)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_other_dtypes(dtype: str) -> None:
     problem = attention_problem(DRAFTS + MIXED, 9, 3, 64, dtype)
-    assert_close(run(problem), attention(problem))
+    assert_close(run(problem), problem)
 
 
 def test_large_scores() -> None:
@@ -95,14 +103,14 @@ def run_shared(problem: AttentionProblem, groups: list[tuple[list[int], int]]) -
 def test_one_group() -> None:
     contexts = [(100 + 7 * i, 1) for i in range(16)]
     problem = share(attention_problem(contexts, 9, 3, 64, "bfloat16"), list(range(16)), 5)
-    assert_close(run_shared(problem, [(list(range(16)), 5)]), attention(problem))
+    assert_close(run_shared(problem, [(list(range(16)), 5)]), problem)
 
 
 def test_a_large_group_over_a_long_run() -> None:
     contexts = [(1400 + i, 1 + i % 3) for i in range(40)]
     members = list(range(40))
     problem = share(attention_problem(contexts, 8, 2, 64, "bfloat16"), members, 85)
-    assert_close(run_shared(problem, [(members, 85)]), attention(problem))
+    assert_close(run_shared(problem, [(members, 85)]), problem)
 
 
 def test_groups_between_other_sequences() -> None:
@@ -111,20 +119,20 @@ def test_groups_between_other_sequences() -> None:
     problem = attention_problem(contexts, 6, 2, 96, "bfloat16")
     for members, num_blocks in groups:
         problem = share(problem, members, num_blocks)
-    assert_close(run_shared(problem, groups), attention(problem))
+    assert_close(run_shared(problem, groups), problem)
 
 
 def test_a_prefill_chunk_in_a_group() -> None:
     contexts = [(400, 150), (300, 1), (290, 1)]
     problem = share(attention_problem(contexts, 9, 3, 64, "bfloat16"), [0, 1, 2], 15)
-    assert_close(run_shared(problem, [([0, 1, 2], 15)]), attention(problem))
+    assert_close(run_shared(problem, [([0, 1, 2], 15)]), problem)
 
 
 def test_a_tail_of_one_key() -> None:
     contexts = [(65, 1), (66, 2), (513, 1), (514, 2)]
     problem = attention_problem(contexts, 3, 1, 64, "float32")
     problem = share(share(problem, [0, 1], 4), [2, 3], 32)
-    assert_close(run_shared(problem, [([0, 1], 4), ([2, 3], 32)]), attention(problem))
+    assert_close(run_shared(problem, [([0, 1], 4), ([2, 3], 32)]), problem)
 
 
 def test_gathered_blocks() -> None:

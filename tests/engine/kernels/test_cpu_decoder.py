@@ -191,7 +191,7 @@ CONTEXTS = [(5, 5), (600, 1), (70, 3), (150, 120), (0, 0), (33, 1)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "tolerance"), [("float32", "float32", 2e-5), ("bfloat16", "bfloat16", 5e-3)]
+    ("kind", "dtype", "tolerance"), [("float32", "float32", 2e-5), ("bfloat16", "bfloat16", 3e-2)]
 )
 def test_step(kind: str, dtype: str, tolerance: float) -> None:
     """Only the last rows' logits are wanted."""

@@ -1,5 +1,7 @@
 """Products with packed weights, against torch."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -7,7 +9,7 @@ import torch
 from numba import njit
 
 from engine.kernels import cpu
-from engine.kernels.matmul import narrow_rows
+from engine.kernels.pairs import multiply_pairs, narrow, pair_rows
 from engine.kernels.tile import PANEL, multiply_rows
 from tests.engine.kernels.reference import bfloat16_bits
 
@@ -35,7 +37,8 @@ def test_product(num_outputs: int, depth: int, dtype: str) -> None:
     else:
         packed = cpu.pack_weight(w.numpy())
     for num_rows in ROWS:
-        x = random(num_rows, depth, seed=num_rows)
+        # Some processors round x to bfloat16 too.
+        x = random(num_rows, depth, seed=num_rows).to(getattr(torch, dtype)).float()
         expected = (x.double() @ w.double().T).float()
         torch.testing.assert_close(multiply(x, packed, num_outputs), expected, rtol=1e-5, atol=1e-6 * depth)
 
@@ -93,25 +96,50 @@ def test_weights_that_cannot_be_packed() -> None:
 
 
 @njit  # type: ignore[untyped-decorator]
-def narrow(x: cpu.Float32, words: npt.NDArray[np.uint32]) -> None:
-    narrow_rows(x, 0, x.shape[0], words)
+def narrow_all(x: cpu.Float32, words: npt.NDArray[np.uint32]) -> None:
+    narrow(x, 0, words, 0, x.size)
 
 
 @njit  # type: ignore[untyped-decorator]
-def multiply_pairs(words: npt.NDArray[np.uint32], panels: npt.NDArray[np.uint32], out: cpu.Float32) -> None:
+def pair_all(rows: npt.NDArray[np.uint16], words: npt.NDArray[np.uint32]) -> None:
+    pair_rows(rows, 0, rows.shape[0], rows.shape[1], words, 0)
+
+
+@njit  # type: ignore[untyped-decorator]
+def by_rows(words: npt.NDArray[np.uint32], panels: npt.NDArray[np.uint32], out: cpu.Float32) -> None:
     depth = words.shape[1]
-    panel = (0, PANEL, depth * PANEL)
-    multiply_rows(words, (0, depth), words.shape[0], panels, panel, depth, out, (0, PANEL), 1, 0)
+    w_panel, target = (0, PANEL, depth * PANEL), (0, out.shape[1])
+    for accumulate in (0, 1):
+        multiply_rows(words, (0, depth), words.shape[0], panels, w_panel, depth, out, target, 2, accumulate)
 
 
-def test_pairs_of_bfloat16_on_both_sides() -> None:
-    """What processors with such an instruction run; here it may be made of others."""
-    x, w = random(5, 64), random(PANEL, 64, seed=1)
-    words = np.empty((5, 32), np.uint32)
-    narrow(x.numpy(), words)
+@njit  # type: ignore[untyped-decorator]
+def by_pairs(words: npt.NDArray[np.uint32], panels: npt.NDArray[np.uint32], out: cpu.Float32) -> None:
+    depth = words.shape[1]
+    w_panel, target = (0, PANEL, depth * PANEL), (0, out.shape[1])
+    for accumulate in (0, 1):
+        multiply_pairs(words, (0, depth), words.shape[0], panels, w_panel, depth, out, target, 2, accumulate)
+
+
+@pytest.mark.parametrize("multiply", [by_rows, by_pairs])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_pairs_of_bfloat16_on_both_sides(multiply: Any, num_rows: int) -> None:
+    """What processors with such instructions run; here it may be made of others."""
+    x, w = random(num_rows, 64), random(2 * PANEL, 64, seed=1)
+    words = np.empty((num_rows, 32), np.uint32)
+    narrow_all(x.numpy(), words)
     np.testing.assert_array_equal(words.view(np.uint16), bfloat16_bits(x))
-    out = np.full((5, PANEL), np.nan, np.float32)
-    panels = cpu.pack_weight(bfloat16_bits(w))
-    multiply_pairs(words, panels, out)
-    expected = x.bfloat16().double() @ w.bfloat16().double().T
+    out = np.full((num_rows, 2 * PANEL), np.nan, np.float32)
+    multiply(words, cpu.pack_weight(bfloat16_bits(w)), out)
+    expected = 2 * (x.bfloat16().double() @ w.bfloat16().double().T)
     torch.testing.assert_close(torch.from_numpy(out), expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_pairs_of_rows() -> None:
+    rows = np.arange(5 * 32, dtype=np.uint16).reshape(5, 32)
+    words = np.full((3, 32), 7, np.uint32)
+    pair_all(rows, words)
+    halves = words.view(np.uint16).reshape(3, 32, 2)
+    np.testing.assert_array_equal(halves[:, :, 0], rows[::2])
+    np.testing.assert_array_equal(halves[:2, :, 1], rows[1::2])
+    assert not halves[2, :, 1].any()
