@@ -23,6 +23,8 @@ from engine.sequence import OfferedDraft, Sequence
 
 # Room asked for beyond the next token: the update is answered while the step after the next runs.
 LOOKAHEAD_TOKENS = 1
+# New tokens after which a draft is asked for again.
+DRAFT_INTERVAL = 4
 
 
 @dataclass
@@ -137,10 +139,12 @@ class Ledger:
         parents = {id(parent) for parent, _ in forks}
         rooms: list[Sequence] = []
         for sequence in running:
-            self._report(sequence, update, hold_output=id(sequence) in parents)
+            is_parent = id(sequence) in parents
             wanted = sequence.num_tokens + LOOKAHEAD_TOKENS + sequence.draft_room
             wanted = min(wanted, max(sequence.num_tokens, sequence.max_tokens))
             kept = -(-wanted // BLOCK_SIZE)
+            if is_parent or sequence.capacity < wanted or self._is_due(sequence):
+                self._report(sequence, update, hold_output=is_parent)
             if sequence.capacity < wanted:
                 update.rooms.append(Room(sequence.sequence_id, wanted - sequence.num_reported))
                 rooms.append(sequence)
@@ -222,6 +226,13 @@ class Ledger:
                 case AcquireStatus.NEVER:
                     sequence.sequence_id = 0
                     outcome.never.append((sequence, result.num_needed, result.num_limit))
+
+    def _is_due(self, sequence: Sequence) -> bool:
+        """Whether the memory manager can do something with what is new: seal a block, or propose a draft."""
+        if sequence.num_computed // BLOCK_SIZE > sequence.num_written_reported // BLOCK_SIZE:
+            return True
+        wants_draft = self._num_drafts and sequence.wants_drafts and sequence.offered_draft is None
+        return bool(wants_draft) and sequence.num_tokens - sequence.num_reported >= DRAFT_INTERVAL
 
     def _report(self, sequence: Sequence, update: Update | None = None, *, hold_output: bool = False) -> None:
         """Adds what is new about a running sequence: final tokens and how many are written."""

@@ -67,13 +67,21 @@ def _prepare_queries_of_kind(cache, scratch, num_rows):
 @overload(_score)
 def _score_of_kind(scratch, num_rows, k_cache, table, key, num_keys, last_page, head):
     chosen = score_pairs if multiplies_pairs(k_cache.dtype) else score_floats
-    return chosen.py_func
+
+    def score(scratch, num_rows, k_cache, table, key, num_keys, last_page, head):
+        chosen(scratch, num_rows, k_cache, table, key, num_keys, last_page, head)
+
+    return score
 
 
 @overload(_add_values)
 def _add_values_of_kind(scratch, num_rows, v_cache, table, key, num_keys, last_page, head):
     chosen = add_pair_values if multiplies_pairs(v_cache.dtype) else add_float_values
-    return chosen.py_func
+
+    def add_values(scratch, num_rows, v_cache, table, key, num_keys, last_page, head):
+        chosen(scratch, num_rows, v_cache, table, key, num_keys, last_page, head)
+
+    return add_values
 
 
 @inlined

@@ -33,14 +33,16 @@ class CpuDecoder:
         embedding = checkpoint.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         head = embedding if config.tie_embeddings else checkpoint.tensor("lm_head.weight", embedding.shape)
         self._embedding = embedding.to(dtype)
+        self._logits = torch.empty(0, config.vocab_size)
         self._weights = _pack(checkpoint, head, dtype)
         self._shape = cpu.DecoderShape(
             config.num_heads, config.intermediate_size, config.rms_norm_eps, config.head_dim**-0.5
         )
 
     def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
+        """Valid until the next call."""
         hidden = self._embedding[torch.from_numpy(batch.token_ids)].float()
-        logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
+        logits = self._room_for_logits(len(batch.logit_rows))
         shared = batch.shared_runs
         rows = cpu.DecoderBatch(
             batch.positions, batch.slot_mapping, batch.block_tables, batch.cu_query_lens, batch.context_lens,
@@ -52,6 +54,12 @@ class CpuDecoder:
             hidden.numpy(), self._weights, self._shape, self._rope, rows, pages.numpy(), logits.numpy()
         )
         return logits
+
+    def _room_for_logits(self, num_rows: int) -> torch.Tensor:
+        """The same memory for every step: new pages would have to be cleared."""
+        if num_rows > len(self._logits):
+            self._logits = torch.empty(num_rows, self.config.vocab_size)
+        return self._logits[:num_rows]
 
 
 def _pack(checkpoint: Checkpoint, head: torch.Tensor, dtype: torch.dtype) -> cpu.DecoderWeights:

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import grpc
 
@@ -31,7 +32,9 @@ class GrpcMemoryClient:
         self._op_seq = 0
         self._epoch_ended = False
         self._request: memory_pb2.UpdateSequencesRequest | None = None
-        self._call: grpc.Future[memory_pb2.UpdateSequencesResponse] | None = None
+        self._call: Future[memory_pb2.UpdateSequencesResponse] | None = None
+        # A thread that stays: gRPC's own futures start one for every call.
+        self._caller = ThreadPoolExecutor(1, thread_name_prefix="memory")
         self._retry_at = 0.0
         self._closed = threading.Event()
         self._heartbeat_s = 2.0
@@ -81,7 +84,7 @@ class GrpcMemoryClient:
             return None
         try:
             response = self._call.result(timeout=timeout_s or None)
-        except grpc.FutureTimeoutError:
+        except TimeoutError:
             return None
         except grpc.RpcError as error:
             self._failed(error)
@@ -94,10 +97,11 @@ class GrpcMemoryClient:
         if self._heartbeats is not None:
             self._heartbeats.join()
         self._channel.close()
+        self._caller.shutdown()
 
     def _start(self) -> None:
         assert self._request is not None
-        self._call = self._stub.UpdateSequences.future(self._request, timeout=CALL_TIMEOUT_S)
+        self._call = self._caller.submit(self._stub.UpdateSequences, self._request, timeout=CALL_TIMEOUT_S)
 
     def _failed(self, error: grpc.RpcError) -> None:
         """Plans the call's repetition, or raises what it means."""

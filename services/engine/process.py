@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 
 from engine.build import EngineOptions, LoadedModel, load_model
@@ -17,6 +18,8 @@ from services.startup import StartError
 
 logger = logging.getLogger(__name__)
 
+# The engine's thread asks for the interpreter after every kernel; the event loop shall not keep it waiting.
+SWITCH_INTERVAL_S = 2e-4
 SERVICE_NAME = "nexuskv.v1.EngineService"
 
 
@@ -47,6 +50,7 @@ async def run_engine(config: EngineConfig, on_ready: Callable[[str], None]) -> N
 
 
 async def serve(config: EngineConfig, loaded: LoadedModel, on_ready: Callable[[str], None]) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     memory = GrpcMemoryClient(config.memory_address, config.engine_id)
     servicer = EngineServicer(loaded.info, config.engine_id)
     worker = servicer.worker = EngineWorker(loaded.engine(memory), servicer.deliver)
