@@ -141,8 +141,8 @@ _block = vector_function(_emit_block)
 
 @inlined
 def multiply_words(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate):
-    """`multiply_rows` for uint32 words of two bfloat16 of both operands, any number of panels; depth, in words,
-    is a multiple of `SIDE`."""
+    """`multiply_rows` for uint32 words of both operands, any number of panels; depth, in words, is a multiple
+    of `SIDE`."""
     x_at, x_stride = x_row
     w_at, w_stride, panel_stride = w_panel
     out_at, out_stride = out_row

@@ -8,8 +8,8 @@ A packed weight is one array, whose dtype says what it holds:
     int8    [num_panels, K / 32, ...]    8-bit numbers and their scales, see int8.py
 
 A panel holds `PANEL` outputs (rows of w), the last one filled up with zeros. The rows of x are float32; a
-product with int8 weights quantises them, one with bfloat16 weights rounds them to bfloat16 where the
-processor multiplies such pairs (AVX512_BF16).
+product with int8 weights quantises them if they are few, one with bfloat16 weights rounds them to bfloat16
+where the processor multiplies such pairs (AVX512_BF16).
 """
 
 from typing import Any
@@ -20,11 +20,12 @@ from numba import types
 from numba.extending import overload
 
 from engine.kernels.int8 import GROUP, PackedInt8Weight, multiply_panel_int8, quantise_rows
+from engine.kernels.int8_wide import multiply_wide_panel, narrow_wide_rows, new_wide_operand
 from engine.kernels.jit import NUM_THREADS, device, inlined, parallel_kernel, run_team
 from engine.kernels.pairs import multiplies_pairs, multiply_pairs, narrow
 from engine.kernels.simd import Float32
 from engine.kernels.team import Team, claim, finish, new_counters, wait
-from engine.kernels.tile import MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
+from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
 
 PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weight
 
@@ -32,6 +33,8 @@ PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weig
 _ROWS_PER_TASK = 16 * MAX_TILE_ROWS
 _MAX_PANELS_PER_TASK = 8
 _TASKS_PER_THREAD = 8
+# Rows of a task up to which 8-bit weights meet rows of 8 bits; more rows pay for widening the weights.
+MAX_INT8_ROWS = 4 if HAS_BFLOAT16_DOT else _ROWS_PER_TASK
 
 
 def pack_weight(w: npt.NDArray[Any]) -> npt.NDArray[np.uint32] | Float32:
@@ -71,7 +74,8 @@ def _new_operand_of_kind(x, panels):
         def numbers_and_scales(x, panels):
             depth = x.shape[1]
             numbers = np.empty((_ROWS_PER_TASK, depth), np.int16)
-            return numbers, np.empty((_ROWS_PER_TASK, depth // GROUP), np.float32)
+            scales = np.empty((_ROWS_PER_TASK, depth // GROUP), np.float32)
+            return numbers, scales, new_wide_operand(_ROWS_PER_TASK, depth)
 
         return numbers_and_scales
     if multiplies_pairs(panels.dtype):
@@ -84,8 +88,11 @@ def _prepare_operand_of_kind(x, panels, row_begin, row_end, operand):
     if panels.dtype == types.int8:
 
         def quantise(x, panels, row_begin, row_end, operand):
-            numbers, scales = operand
-            quantise_rows(x, row_begin, row_end, numbers, scales)
+            numbers, scales, wide = operand
+            if row_end - row_begin > MAX_INT8_ROWS:
+                narrow_wide_rows(x, row_begin, row_end, wide)
+            else:
+                quantise_rows(x, row_begin, row_end, numbers, scales)
 
         return quantise
     if multiplies_pairs(panels.dtype):
@@ -102,11 +109,14 @@ def _multiply_panels_of_kind(x, row_begin, num_rows, operand, panels, panel, cou
     if panels.dtype == types.int8:
 
         def multiply_int8(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
-            numbers, scales = operand
+            numbers, scales, wide = operand
             at, stride = out_row
             for index in range(count):
                 target = at + index * PANEL
-                multiply_panel_int8(numbers, scales, num_rows, panels, panel + index, out, target, stride)
+                if num_rows > MAX_INT8_ROWS:
+                    multiply_wide_panel(wide, num_rows, panels, panel + index, out, target, stride)
+                else:
+                    multiply_panel_int8(numbers, scales, num_rows, panels, panel + index, out, target, stride)
 
         return multiply_int8
 
