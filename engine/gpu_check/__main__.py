@@ -13,7 +13,7 @@ from engine.errors import DeviceError
 from engine.gpu_check import end_to_end, parity, speed
 from engine.gpu_check.report import Measurement, table, write_json
 from engine.kernels.cuda.kernels import CudaKernels
-from engine.kernels.cuda.launcher import GpuLauncher, gpu_tuning
+from engine.kernels.cuda.launcher import GpuLauncher
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
 
     @cache
     def kernels(head_dim: int) -> CudaKernels:
-        return CudaKernels(launcher, gpu_tuning(device, head_dim))
+        return CudaKernels(launcher, launcher.tuning(head_dim))
 
     started = time.perf_counter()
     machine = _machine(device)

@@ -50,7 +50,7 @@ class RandomCheckpoint:
 def measure(kernels: Kernels, device: torch.device) -> list[Measurement]:
     torch.manual_seed(0)
     model = CudaDecoder(
-        RandomCheckpoint(device), torch.bfloat16, CONFIG.max_position, device, kernels(CONFIG.head_dim)
+        RandomCheckpoint(device), torch.bfloat16, CONFIG.max_position, kernels(CONFIG.head_dim)
     )
     num_blocks = max(BATCHES) * (CONTEXT // BLOCK_SIZE + 1)
     kv = _filled_pool(num_blocks, device)

@@ -45,11 +45,10 @@ class CudaOps:
         num_heads: int,
         num_kv_heads: int,
         dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
         self.kernels = kernels
         self.dtype = dtype
-        self.device = device
+        self.device = kernels.launcher.device
         self.heads = kernels.heads(num_heads, num_kv_heads, dtype)
 
     def to_device(self, batch: Batch, tree: Tree | None = None) -> DeviceBatch:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.engine import Engine
 from engine.outputs import SequenceOutput
+from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from engine.sequence import FinishReason, Request, SamplingParams
 from engine.speculation.drafter import Drafter
@@ -40,8 +41,10 @@ class Harness:
         limits = SchedulerLimits(num_blocks, max_num_seqs, budget, max_waiting, num_blocks * 16)
         memory = InProcessMemory(self.manager)
         # Rows cost next to nothing, so everything that is proposed is verified.
-        planner = SpeculationPlanner(drafters, StepCost([(1, 1.0), (1000, 1.001)])) if drafters else None
-        self.engine = Engine(HashModel(), small_pool(num_blocks), memory, limits, "hash-model", planner)
+        cost = StepCost([(1, 1.0), (1000, 1.001)])
+        planner = SpeculationPlanner(drafters, cost) if drafters else None
+        runner = ModelRunner(HashModel(), small_pool(num_blocks))
+        self.engine = Engine(runner, memory, limits, "hash-model", planner)
         self.choices: dict[tuple[str, int], Finished] = {}
 
     def step(self) -> list[SequenceOutput]:

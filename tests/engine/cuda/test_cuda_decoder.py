@@ -13,13 +13,12 @@ from engine.batch import Batch, ScheduledSequence, build_batch
 from engine.errors import ModelError
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.packing import PackedArrays
-from engine.kernels.cuda.plan import Tuning
 from engine.model import cuda_graphs
 from engine.model.cuda_decoder import CudaDecoder
 from engine.model.cuda_ops import CudaOps, device_batch, shared_prefixes
 from engine.sequence import Request, SamplingParams, Sequence
 from engine.weights.load import open_checkpoint
-from tests.engine.cuda.simulator import SimulatorLauncher
+from tests.engine.cuda.simulator import TUNING, SimulatorLauncher
 
 SMALL: dict[str, Any] = {
     "vocab_size": 40,
@@ -38,7 +37,6 @@ FAMILIES: dict[str, Any] = {
     "qwen3": transformers.Qwen3Config,
 }
 CPU = torch.device("cpu")
-TUNING = Tuning(page_warps=1, row_warps=1, min_split_tokens=16, max_splits=2, max_threads=32)
 
 
 def kernels() -> CudaKernels:
@@ -75,7 +73,7 @@ def test_a_prompt_in_chunks_and_a_neighbour_give_the_logits_of_transformers(
     tmp_path: Path, family: str
 ) -> None:
     reference = make_model(tmp_path, family)
-    model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, CPU, kernels())
+    model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, kernels())
     kv = kv_pool.allocate(2, 5, 1, 64, torch.float32)
     long, short = [t * 7 % 40 for t in range(18)], [3, 1]
     model.logits(batch_of((long[:12], 0, [3, 1])), kv)
@@ -91,7 +89,7 @@ def test_a_prompt_in_chunks_and_a_neighbour_give_the_logits_of_transformers(
 @torch.inference_mode()
 def test_bfloat16_is_close(tmp_path: Path) -> None:
     reference = make_model(tmp_path, "llama")
-    model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.bfloat16, 128, CPU, kernels())
+    model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.bfloat16, 128, kernels())
     kv = kv_pool.allocate(2, 3, 1, 64, torch.bfloat16)
     tokens = [t * 3 % 40 for t in range(19)]
     ours = model.logits(batch_of((tokens, 0, [2, 0])), kv)
@@ -102,13 +100,13 @@ def test_bfloat16_is_close(tmp_path: Path) -> None:
 def test_a_head_size_without_kernels_is_refused(tmp_path: Path) -> None:
     make_model(tmp_path, "llama", head_dim=80)
     with pytest.raises(ModelError, match="head_dim 80 is not served on a GPU"):
-        CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, CPU, kernels())
+        CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, kernels())
 
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_padded_decode_step_gives_the_same_attention(shares: bool, dtype: torch.dtype) -> None:
-    ops = CudaOps(kernels(), 2, 1, dtype, CPU)
+    ops = CudaOps(kernels(), 2, 1, dtype)
     common = [5, 2, 7, 3] if shares else []
     lengths, own = [73, 66, 80], [[1], [4], [6]]
     tables = [common + blocks if common else [blocks[0], 8, 9, 10, 11] for blocks in own]
@@ -137,8 +135,8 @@ def test_a_padded_decode_step_gives_the_same_attention(shares: bool, dtype: torc
 
 
 def test_buckets_cover_every_number_of_sequences() -> None:
-    for most in (1, 3, 8, 20, 256):
+    for most in (1, 3, 8, 20, 70, 256, 4096):
         sizes = cuda_graphs.buckets(most)
-        assert sizes[-1] == most
+        assert sizes[-1] == min(most, cuda_graphs.MAX_SEQUENCES)
         assert list(sizes) == sorted(set(sizes))
-        assert np.diff(sizes).max(initial=0) <= 8
+        assert np.diff(sizes).max(initial=0) <= 32
