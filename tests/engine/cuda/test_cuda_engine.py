@@ -1,20 +1,25 @@
-"""The whole engine on a simulated GPU: scheduler, decoder, graphs, sampling; the same tokens as on the CPU."""
+"""The whole engine on a simulated GPU, graphs and sampling included: the same tokens as on the CPU."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine import backends, warm_up
-from engine.backends import Backend
+from engine import warm_up
+from engine.backends import Backend, choose_backend
+from engine.backends.cpu import CpuBackend
 from engine.backends.cuda import CudaBackend
 from engine.build import LoadedModel, load_model
 from engine.errors import DeviceError, ModelError
-from engine.kernels.cuda import launcher
 from engine.model import cuda_graphs
 from engine.options import EngineOptions
 from engine.outputs import SequenceOutput
 from engine.sequence import Request
+from engine.speculation.planner import SpeculationPlanner
+from engine.speculation.prompt_lookup import PromptLookup
+from engine.speculation.step_cost import StepCost
 from engine.weights.load import open_checkpoint
 from memory_manager import MemoryConfig, MemoryManager
 from tests.engine.cuda.simulator import SimulatorLauncher
@@ -26,13 +31,15 @@ from tests.in_process_memory import InProcessMemory
 def options(device: str = "cpu", dtype: str = "float32", num_blocks: int = 24) -> EngineOptions:
     return EngineOptions(
         served_name="", device=device, dtype=dtype, max_model_len=0, num_blocks=num_blocks,
-        memory_fraction=0.1, gpu_memory_utilization=0.9, max_num_seqs=3, max_num_batched_tokens=24,
+        memory_fraction=0.1, gpu_memory_utilization=0.9, max_num_seqs=4, max_num_batched_tokens=24,
         max_waiting=10, num_threads=1, speculation=True,
     )  # fmt: skip
 
 
 def load(directory: Path, backend: Backend | None = None) -> LoadedModel:
-    return load_model(open_checkpoint(str(directory)), options(), backend)
+    """Drafts whatever repeats, however long steps take."""
+    planner = SpeculationPlanner([PromptLookup()], StepCost([(1, 1.0), (100, 1.01)]))
+    return replace(load_model(open_checkpoint(str(directory)), options(), backend), planner=planner)
 
 
 def serve(loaded: LoadedModel, requests: list[Request]) -> dict[tuple[str, int], list[SequenceOutput]]:
@@ -85,7 +92,8 @@ def test_tokens_equal_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.Monke
     assert simulated.info.device == "simulator"
     replayed.clear()
     actual, expected = serve(simulated, requests), serve(load(tmp_path), requests)
-    assert set(replayed) >= {2, 3}, "steps of one row a sequence are recorded ones"
+    assert 4 in replayed, "steps of one row a sequence are recorded ones"
+    assert sum(output.num_draft_tokens for output in actual["greedy", 0]) > 0
     assert actual.keys() == expected.keys()
     for key, outputs in expected.items():
         assert tokens(actual[key]) == tokens(outputs), key
@@ -99,3 +107,41 @@ def test_tokens_equal_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.Monke
     assert ours is not None
     assert theirs is not None
     assert ours.chosen == pytest.approx(theirs.chosen, abs=1e-4)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_pool_takes_what_the_weights_leave_of_the_memory(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama")
+    checkpoint = open_checkpoint(str(tmp_path))
+    sized = replace(options(dtype="float16"), num_blocks=0, max_num_seqs=1, max_num_batched_tokens=16)
+    loaded = load_model(checkpoint, sized, CudaBackend(SimulatorLauncher(), 0.5))
+    assert loaded.info.dtype == "float16", "a GPU computes in what is asked for"
+    # 4 of 10 MB are in use; a block of 2 layers takes 2 * 2 * 16 * 64 * 2 bytes.
+    assert loaded.info.limits.num_blocks == 1_000_000 // 8192
+    with pytest.raises(ModelError, match=r"leaves no memory for a KV pool.*--gpu-memory-utilization"):
+        load_model(checkpoint, sized, CudaBackend(SimulatorLauncher(), 0.4))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu() -> None:
+    with pytest.raises(DeviceError, match="--device cuda: no CUDA GPU can be used"):
+        choose_backend(options("cuda"))
+    assert isinstance(choose_backend(options("auto")), CpuBackend)
+
+
+def test_a_gpu_that_is_too_old_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    assert isinstance(choose_backend(options("auto")), CpuBackend)
+    assert "Tesla T4 has compute capability 7.5" in caplog.text
+    with pytest.raises(DeviceError, match="--device cuda: Tesla T4"):
+        choose_backend(options("cuda"))
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "engine.backends.cuda", None)
+    with pytest.raises(DeviceError, match=r"pip install 'nexuskv\[cuda\]'"):
+        choose_backend(options("cuda"))
