@@ -25,6 +25,9 @@ class CudaBackend:
         self.device = launcher.device
         self._launcher = launcher
         self._utilization = memory_utilization
+        # Sums are float32 to the end, however torch divides them.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
     def compute_dtype(self, wanted: torch.dtype) -> torch.dtype:
         return wanted

@@ -71,8 +71,10 @@ class _Shape:
         heads, tuning = ops.heads, ops.kernels.tuning
         longest = max_blocks * BLOCK_SIZE
         num_shared = -(-size * heads.group // heads.append_rows)
+        own_rows = heads.decode_rows if heads.group <= heads.decode_rows else heads.append_rows
+        self._num_own_tiles = size * -(-heads.group // own_rows)
         self.splits = Splits(
-            own=fill(size * heads.num_kv_heads, longest, tuning),
+            own=fill(self._num_own_tiles * heads.num_kv_heads, longest, tuning),
             shared=fill(num_shared * heads.num_kv_heads, longest, tuning) if shares else 0,
         )
         # One tile more for each group that does not fill its last one.
@@ -86,7 +88,7 @@ class _Shape:
             prefixes=prefixes[:MAX_GROUPS], fixed=self.splits,
         )  # fmt: skip
         own, *shared = plan.phases
-        phases = [own._replace(tiles=_pad(own.tiles, (size, TILE_FIELDS)))]
+        phases = [own._replace(tiles=_pad(own.tiles, (self._num_own_tiles, TILE_FIELDS)))]
         if self.splits.shared:
             tiles = shared[0].tiles if shared else own.tiles[:0]
             padded_tiles = _pad(tiles, (self._num_shared_tiles, TILE_FIELDS))

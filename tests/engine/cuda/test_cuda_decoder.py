@@ -13,7 +13,7 @@ from engine.batch import Batch, ScheduledSequence, build_batch
 from engine.errors import ModelError
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.packing import PackedArrays
-from engine.model import cuda_graphs
+from engine.model import cuda_graphs, cuda_ops
 from engine.model.cuda_decoder import CudaDecoder
 from engine.model.cuda_ops import CudaOps, device_batch, shared_prefixes
 from engine.sequence import Request, SamplingParams, Sequence
@@ -132,6 +132,29 @@ def test_a_padded_decode_step_gives_the_same_attention(shares: bool, dtype: torc
     tolerance = 1e-6 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(padded[:3], plain, rtol=tolerance, atol=tolerance)
     assert padded_batch.slot_mapping[3:].tolist() == [-1] * 5
+
+
+def test_a_group_of_more_heads_than_a_tile_has_rows_can_be_recorded() -> None:
+    ops = CudaOps(kernels(), 18, 1, torch.float32)
+    shape = cuda_graphs._Shape(ops, 4, 6, shares=False)
+    recorded, warm_up = shape.padded(*cuda_graphs._warm_up_batch(4, shares=False))
+    plan, arrays = shape.padded(batch_of(([0] * 20, 19, [1, 2]), ([0] * 9, 8, [3])), [])
+    assert [a.shape for a in arrays] == [a.shape for a in warm_up]
+    assert [phase.tiles.shape for phase in plan.phases] == [phase.tiles.shape for phase in recorded.phases]
+
+
+def test_long_chunks_attended_to_by_torch_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = CudaOps(kernels(), 4, 2, torch.bfloat16)
+    batch = batch_of(([0] * 21, 9, [5, 2]), ([0] * 3, 1, [4]))
+    kv = kv_pool.allocate(1, 6, 2, 64, torch.bfloat16)
+    torch.manual_seed(0)
+    kv.pages.normal_()
+    q = torch.randn(14, 4, 64).bfloat16()
+    ours = ops.attention(q, ops.to_device(batch), kv, 0, 0.125)
+    monkeypatch.setattr(cuda_ops, "LONG_PREFILL", 12)
+    on_device = ops.to_device(batch)
+    assert [prefill.sequence for prefill in on_device.long_prefills] == [0]
+    torch.testing.assert_close(ops.attention(q, on_device, kv, 0, 0.125), ours, rtol=1e-2, atol=1e-2)
 
 
 def test_buckets_cover_every_number_of_sequences() -> None:
