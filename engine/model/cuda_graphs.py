@@ -40,7 +40,7 @@ class DecodeGraphs:
 
     def __init__(self, step: Step, ops: CudaOps, max_sequences: int, max_context: int) -> None:
         self._sizes = buckets(max_sequences)
-        self._max_blocks = -(-max_context // BLOCK_SIZE)
+        self._max_blocks = max(2, -(-max_context // BLOCK_SIZE))  # two to share a block and have one
         recorder = ops.kernels.launcher.recorder()
         # The largest first: smaller ones then fit into its memory.
         self._recorded = {
