@@ -87,6 +87,24 @@ def test_a_prompt_in_chunks_and_a_neighbour_give_the_logits_of_transformers(
 
 
 @torch.inference_mode()
+def test_a_step_without_logits_lasts_until_it_has_run(tmp_path: Path) -> None:
+    waits: list[int] = []
+
+    class Waiting(SimulatorLauncher):
+        def wait(self) -> None:
+            waits.append(1)
+
+    make_model(tmp_path, "llama", num_hidden_layers=1)
+    model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, CudaKernels(Waiting(), TUNING))
+    kv = kv_pool.allocate(1, 1, 1, 64, torch.float32)
+    sequence = Sequence(Request("r", [1, 2, 3], SamplingParams()), 0, 0)
+    sequence.block_table = [0]
+    logits = model.logits(build_batch((ScheduledSequence(sequence, 0, 2),)), kv)
+    assert logits.shape == (0, 40)
+    assert waits == [1]
+
+
+@torch.inference_mode()
 def test_bfloat16_is_close(tmp_path: Path) -> None:
     reference = make_model(tmp_path, "llama")
     model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.bfloat16, 128, kernels())
