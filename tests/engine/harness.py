@@ -1,9 +1,11 @@
 """An engine with the hash model and a real memory manager in one process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.engine import Engine
+from engine.options import EngineOptions
 from engine.outputs import SequenceOutput
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
@@ -85,3 +87,13 @@ def request(
     defaults: dict[str, object] = {"max_tokens": 20, "temperature": 0.0}
     params = SamplingParams(**{**defaults, **sampling})  # type: ignore[arg-type]
     return Request(name, prompt, params, num_choices=num_choices, priority=priority)
+
+
+def engine_options(**changes: Any) -> EngineOptions:
+    """Of a small engine on one thread of the CPU."""
+    small = EngineOptions(
+        served_name="", device="cpu", dtype="bfloat16", max_model_len=0, num_blocks=24, memory_fraction=0.1,
+        gpu_memory_utilization=0.9, max_num_seqs=4, max_num_batched_tokens=24, max_waiting=10,
+        num_threads=1, speculation=True,
+    )  # fmt: skip
+    return replace(small, **changes)

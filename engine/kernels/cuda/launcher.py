@@ -140,26 +140,27 @@ class _LoadedKernel:
 
 def require_gpu(device: torch.device) -> tuple[int, int]:
     """The GPU's compute capability. Raises DeviceError in one sentence when it cannot be used."""
-    if not torch.cuda.is_available():
-        built = (
-            f"torch sees none (built for CUDA {torch.version.cuda})"
-            if torch.version.cuda
-            else "this torch is built without CUDA; README says how to install one that is"
-        )
-        raise DeviceError(f"no CUDA GPU can be used: {built}")
-    capability = torch.cuda.get_device_capability(device)
-    name = torch.cuda.get_device_name(device)
-    if capability < OLDEST:
+    if torch.version.cuda is None:
         raise DeviceError(
-            f"{name} has compute capability {capability[0]}.{capability[1]}; "
-            f"NexusKV needs {OLDEST[0]}.{OLDEST[1]} (Ampere) or newer"
+            "no CUDA GPU can be used: this torch is built without CUDA; "
+            'the README, "GPUs", has the pip line for one that is and for nexuskv[cuda]'
         )
-    served = _checked(driver.cuDriverGetVersion()) // 1000
-    needed, _ = nvjitlink.version()
+    try:
+        served = _checked(driver.cuDriverGetVersion()) // 1000
+    except RuntimeError as error:
+        raise DeviceError(f"no CUDA GPU can be used: there is no NVIDIA driver ({error})") from error
+    needed = max(nvjitlink.version()[0], int(torch.version.cuda.partition(".")[0]))
     if served < needed:
         raise DeviceError(
-            f"the NVIDIA driver supports CUDA {served}; the kernels are assembled for CUDA {needed}: "
-            "update the driver, or install the CUDA packages of its version"
+            f"the NVIDIA driver supports CUDA {served}; torch and the kernels need CUDA {needed}: update it"
+        )
+    if not torch.cuda.is_available():
+        raise DeviceError("no CUDA GPU can be used: torch sees none (see nvidia-smi, CUDA_VISIBLE_DEVICES)")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        raise DeviceError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}; "
+            f"NexusKV needs {OLDEST[0]}.{OLDEST[1]} (Ampere) or newer"
         )
     return capability
 

@@ -1,6 +1,5 @@
 """The whole engine on a simulated GPU, graphs and sampling included: the same tokens as on the CPU."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,13 +7,11 @@ import pytest
 import torch
 
 from engine import warm_up
-from engine.backends import Backend, choose_backend
-from engine.backends.cpu import CpuBackend
+from engine.backends import Backend
 from engine.backends.cuda import CudaBackend
 from engine.build import LoadedModel, load_model
-from engine.errors import DeviceError, ModelError
+from engine.errors import ModelError
 from engine.model import cuda_graphs
-from engine.options import EngineOptions
 from engine.outputs import SequenceOutput
 from engine.sequence import Request
 from engine.speculation.planner import SpeculationPlanner
@@ -24,22 +21,16 @@ from engine.weights.load import open_checkpoint
 from memory_manager import MemoryConfig, MemoryManager
 from tests.engine.cuda.simulator import SimulatorLauncher
 from tests.engine.cuda.test_cuda_decoder import make_model
-from tests.engine.harness import request
+from tests.engine.harness import engine_options, request
 from tests.in_process_memory import InProcessMemory
-
-
-def options(device: str = "cpu", dtype: str = "float32", num_blocks: int = 24) -> EngineOptions:
-    return EngineOptions(
-        served_name="", device=device, dtype=dtype, max_model_len=0, num_blocks=num_blocks,
-        memory_fraction=0.1, gpu_memory_utilization=0.9, max_num_seqs=4, max_num_batched_tokens=24,
-        max_waiting=10, num_threads=1, speculation=True,
-    )  # fmt: skip
 
 
 def load(directory: Path, backend: Backend | None = None) -> LoadedModel:
     """Drafts whatever repeats, however long steps take."""
     planner = SpeculationPlanner([PromptLookup()], StepCost([(1, 1.0), (100, 1.01)]))
-    return replace(load_model(open_checkpoint(str(directory)), options(), backend), planner=planner)
+    return replace(
+        load_model(open_checkpoint(str(directory)), engine_options(dtype="float32"), backend), planner=planner
+    )
 
 
 def serve(loaded: LoadedModel, requests: list[Request]) -> dict[tuple[str, int], list[SequenceOutput]]:
@@ -113,35 +104,10 @@ def test_tokens_equal_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_pool_takes_what_the_weights_leave_of_the_memory(tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
     checkpoint = open_checkpoint(str(tmp_path))
-    sized = replace(options(dtype="float16"), num_blocks=0, max_num_seqs=1, max_num_batched_tokens=16)
+    sized = engine_options(dtype="float16", num_blocks=0, max_num_seqs=1, max_num_batched_tokens=16)
     loaded = load_model(checkpoint, sized, CudaBackend(SimulatorLauncher(), 0.5))
     assert loaded.info.dtype == "float16", "a GPU computes in what is asked for"
     # 4 of 10 MB are in use; a block of 2 layers takes 2 * 2 * 16 * 64 * 2 bytes.
     assert loaded.info.limits.num_blocks == 1_000_000 // 8192
     with pytest.raises(ModelError, match=r"leaves no memory for a KV pool.*--gpu-memory-utilization"):
         load_model(checkpoint, sized, CudaBackend(SimulatorLauncher(), 0.4))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu() -> None:
-    with pytest.raises(DeviceError, match="--device cuda: no CUDA GPU can be used"):
-        choose_backend(options("cuda"))
-    assert isinstance(choose_backend(options("auto")), CpuBackend)
-
-
-def test_a_gpu_that_is_too_old_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    assert isinstance(choose_backend(options("auto")), CpuBackend)
-    assert "Tesla T4 has compute capability 7.5" in caplog.text
-    with pytest.raises(DeviceError, match="--device cuda: Tesla T4"):
-        choose_backend(options("cuda"))
-
-
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "engine.backends.cuda", None)
-    with pytest.raises(DeviceError, match=r"pip install 'nexuskv\[cuda\]'"):
-        choose_backend(options("cuda"))
