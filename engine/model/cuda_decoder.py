@@ -70,14 +70,20 @@ class CudaDecoder:
         self._graphs = DecodeGraphs(step, self._ops, max_sequences, max_context)
 
     def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
-        replayed = self._graphs.run(batch) if self._graphs is not None else None
-        if replayed is not None:
-            return replayed if len(batch.logit_rows) == len(replayed) else replayed[batch.logit_rows]
+        logits = self._graphs.run(batch) if self._graphs is not None else None
+        if logits is None:
+            logits = self._launched(batch, kv)
+        elif len(batch.logit_rows) < len(logits):
+            logits = logits[batch.logit_rows]
+        if not len(logits):
+            # Nothing of this step is read back, so nothing else waits for its end.
+            self.kernels.launcher.wait()
+        return logits
+
+    def _launched(self, batch: Batch, kv: KVPool) -> torch.Tensor:
         on_device = self._ops.to_device(batch)
         hidden = self._hidden(on_device, kv)
         if not len(batch.logit_rows):
-            # Nothing is read back, so nothing else makes the step last as long as it takes.
-            self.kernels.launcher.wait()
             return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         return self._head(hidden.index_select(0, on_device.logit_rows))
 

@@ -97,11 +97,13 @@ def test_a_step_without_logits_lasts_until_it_has_run(tmp_path: Path) -> None:
     make_model(tmp_path, "llama", num_hidden_layers=1)
     model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, CudaKernels(Waiting(), TUNING))
     kv = kv_pool.allocate(1, 1, 1, 64, torch.float32)
+    model.record_decodes(kv, 1, 16)
     sequence = Sequence(Request("r", [1, 2, 3], SamplingParams()), 0, 0)
     sequence.block_table = [0]
-    logits = model.logits(build_batch((ScheduledSequence(sequence, 0, 2),)), kv)
-    assert logits.shape == (0, 40)
-    assert waits == [1]
+    for num_tokens in (2, 1):  # launched, replayed
+        logits = model.logits(build_batch((ScheduledSequence(sequence, 0, num_tokens),)), kv)
+        assert logits.shape == (0, 40)
+    assert waits == [1, 1]
 
 
 @torch.inference_mode()
