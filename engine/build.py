@@ -1,44 +1,27 @@
-"""Builds an engine: opens the checkpoint, loads the model, sizes and allocates the KV pool."""
+"""Builds an engine: loads a checkpoint on a device, sizes and allocates the KV pool, warms up."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numba
 import torch
 
 from engine import kv_pool
+from engine.backends import Backend, choose_backend
 from engine.engine import Engine
 from engine.errors import ModelError
-from engine.kv_pool import BLOCK_SIZE, KVPool
+from engine.kv_pool import BLOCK_SIZE
 from engine.memory_client import MemoryClient
 from engine.model.config import ModelConfig
-from engine.model.cpu_decoder import CpuDecoder
+from engine.options import EngineOptions
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from engine.speculation.planner import SpeculationPlanner
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.shared_index import SharedIndex
 from engine.warm_up import warm_up
-from engine.weights.load import open_checkpoint
+from engine.weights.checkpoint import Checkpoint
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    model: str
-    served_name: str  # empty: the checkpoint's
-    device: str  # "auto", "cpu" or "cuda"
-    dtype: str
-    max_model_len: int  # 0: the model's context
-    num_blocks: int  # 0: from memory_fraction
-    memory_fraction: float
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_waiting: int
-    num_threads: int  # 0: one per core
-    speculation: bool
 
 
 @dataclass(frozen=True)
@@ -56,63 +39,70 @@ class ModelInfo:
 @dataclass(frozen=True)
 class LoadedModel:
     info: ModelInfo
-    model: CpuDecoder
-    kv: KVPool
+    runner: ModelRunner
     planner: SpeculationPlanner | None
 
     def engine(self, memory: MemoryClient) -> Engine:
-        return Engine(self.model, self.kv, memory, self.info.limits, self.info.fingerprint, self.planner)
+        return Engine(self.runner, memory, self.info.limits, self.info.fingerprint, self.planner)
 
 
-def load_model(options: EngineOptions) -> LoadedModel:
-    """Loads and warms up. Raises ModelError in one sentence when it cannot."""
-    device, dtype = _device(options.device), DTYPES[options.dtype]
-    if device == "cpu" and dtype is torch.float16:
-        dtype = torch.bfloat16  # CPUs have no float16 arithmetic
-    threads = options.num_threads or os.cpu_count() or 1
-    torch.set_num_threads(threads)
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    checkpoint = open_checkpoint(options.model)
-    config = checkpoint.config
-    num_blocks = options.num_blocks or _num_blocks(config, dtype, options.memory_fraction)
-    context = min(config.max_position, num_blocks * BLOCK_SIZE)
-    max_model_len = options.max_model_len or context
-    if max_model_len > config.max_position:
-        raise ModelError(
-            f"max_model_len {max_model_len} is more than the {config.max_position} tokens of {config.name}"
+def load_model(checkpoint: Checkpoint, options: EngineOptions, backend: Backend | None = None) -> LoadedModel:
+    """Loads and warms up, on the device that the options name unless one is given.
+
+    Raises ModelError in one sentence when it cannot.
+    """
+    backend = backend or choose_backend(options)
+    config, dtype = checkpoint.config, backend.compute_dtype(DTYPES[options.dtype])
+    max_model_len = _max_model_len(config, options.max_model_len)
+    try:
+        model = backend.load(checkpoint, dtype, max_model_len)
+        num_blocks = options.num_blocks or _num_blocks(config, dtype, backend.pool_bytes())
+        limits = SchedulerLimits(
+            num_blocks=num_blocks,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_waiting=options.max_waiting,
+            max_model_len=min(max_model_len, num_blocks * BLOCK_SIZE),
         )
-    limits = SchedulerLimits(
-        num_blocks=num_blocks,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_waiting=options.max_waiting,
-        max_model_len=min(max_model_len, context),
-    )
-    model = CpuDecoder(checkpoint, dtype, limits.max_model_len)
-    kv = kv_pool.allocate(config.num_layers, num_blocks, config.num_kv_heads, config.head_dim, dtype)
-    cost = warm_up(ModelRunner(model, kv), num_blocks, config.vocab_size)
-    planner = SpeculationPlanner([SharedIndex(), PromptLookup()], cost) if options.speculation else None
+        kv = kv_pool.allocate(
+            config.num_layers, num_blocks, config.num_kv_heads, config.head_dim, dtype, backend.device
+        )
+        runner = backend.runner(model, kv, limits)
+        costs = warm_up(runner, limits, config.vocab_size, backend.records_decodes)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{config.name} does not fit the memory of {backend.name}: "
+            "lower --gpu-memory-utilization, --kv-blocks, --max-num-seqs or --max-num-batched-tokens"
+        ) from error
+    planner = SpeculationPlanner([SharedIndex(), PromptLookup()], *costs) if options.speculation else None
+    dtype_name = str(dtype).removeprefix("torch.")
     info = ModelInfo(
         name=options.served_name or config.name,
         path=checkpoint.path,
         # K/V of another dtype is not the same K/V.
-        fingerprint=f"{checkpoint.fingerprint}-{str(dtype).removeprefix('torch.')}",
-        device=device,
-        dtype=str(dtype).removeprefix("torch."),
+        fingerprint=f"{checkpoint.fingerprint}-{dtype_name}",
+        device=backend.name,
+        dtype=dtype_name,
         vocab_size=config.vocab_size,
         limits=limits,
     )
-    return LoadedModel(info, model, kv, planner)
+    return LoadedModel(info, runner, planner)
 
 
-def _device(wanted: str) -> str:
-    if wanted == "cuda":
-        raise ModelError("--device cuda: this version computes on CPUs only; use --device cpu")
-    return "cpu"
+def _max_model_len(config: ModelConfig, wanted: int) -> int:
+    if wanted > config.max_position:
+        raise ModelError(
+            f"max_model_len {wanted} is more than the {config.max_position} tokens of {config.name}"
+        )
+    return wanted or config.max_position
 
 
-def _num_blocks(config: ModelConfig, dtype: torch.dtype, fraction: float) -> int:
-    """Blocks that `fraction` of the free memory holds."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _num_blocks(config: ModelConfig, dtype: torch.dtype, num_bytes: int) -> int:
+    """Blocks that so many bytes hold."""
     per_block = kv_pool.block_bytes(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
-    return max(1, int(free * fraction) // per_block)
+    if num_bytes < per_block:
+        raise ModelError(
+            f"{config.name} leaves no memory for a KV pool: a block takes {per_block} bytes, "
+            f"{max(num_bytes, 0)} are left; raise --gpu-memory-utilization or --kv-memory-fraction"
+        )
+    return num_bytes // per_block

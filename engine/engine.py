@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from engine.kv_pool import KVPool
 from engine.ledger import Ledger
 from engine.memory_client import MemoryClient
 from engine.metrics import EngineMetrics
 from engine.outputs import SequenceOutput
-from engine.runner import Model, ModelRunner
+from engine.runner import ModelRunner
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import Request
 from engine.speculation.planner import SpeculationPlanner
@@ -29,8 +28,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
-        kv: KVPool,
+        runner: ModelRunner,
         memory: MemoryClient,
         limits: SchedulerLimits,
         model_fingerprint: str,
@@ -40,9 +38,9 @@ class Engine:
         self.metrics = EngineMetrics()
         self._limits = limits
         num_drafts = 0 if planner is None else NUM_OFFERED_DRAFTS
-        self._ledger = Ledger(memory, kv.copy_blocks, num_drafts)
+        self._ledger = Ledger(memory, runner.copy_blocks, num_drafts)
         self._scheduler = Scheduler(self._ledger, limits, model_fingerprint, self.metrics, planner)
-        self._runner = ModelRunner(model, kv)
+        self._runner = runner
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises RequestError when it cannot be served."""

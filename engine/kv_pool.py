@@ -36,7 +36,13 @@ def block_bytes(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.
 
 
 def allocate(
-    num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    num_layers: int,
+    num_blocks: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> KVPool:
+    shape = num_layers, 2, num_blocks, num_kv_heads, BLOCK_SIZE, head_dim
     # Pages are zeroed so that a kernel that reads a page's unwritten tail never meets a NaN.
-    return KVPool(torch.zeros(num_layers, 2, num_blocks, num_kv_heads, BLOCK_SIZE, head_dim, dtype=dtype))
+    return KVPool(torch.zeros(shape, dtype=dtype, device=device))

@@ -19,9 +19,9 @@ class Logprobs(NamedTuple):
 def logprobs_of(logits: torch.Tensor, token_ids: list[int], num_top: int) -> Logprobs:
     """Of one token in each row of float32 logits [n, vocab], with the `num_top` likeliest beside it."""
     logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = logprobs.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1)
+    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).squeeze(1)
     top, top_ids = logprobs.topk(num_top, dim=-1)
-    return Logprobs(chosen.numpy(), top_ids.int().numpy(), top.numpy())
+    return Logprobs(chosen.cpu().numpy(), top_ids.int().cpu().numpy(), top.cpu().numpy())
 
 
 def concatenate(parts: list[Logprobs]) -> Logprobs:

@@ -8,7 +8,7 @@ import torch
 from engine.batch import Batch, ScheduledSequence
 from engine.kv_pool import KVPool
 from engine.logprobs import concatenate, logprobs_of
-from engine.sampler import Sampled, SampleRow, sample
+from engine.sampler import Draw, Sampled, SampleRow, draw_on_cpu, sample
 
 
 class Model(Protocol):
@@ -26,9 +26,12 @@ class StepResult(NamedTuple):
 
 
 class ModelRunner:
-    def __init__(self, model: Model, kv: KVPool) -> None:
+    def __init__(self, model: Model, kv: KVPool, draw: Draw = draw_on_cpu) -> None:
+        """`draw` samples where the model's logits are."""
         self._model = model
         self._kv = kv
+        self._draw = draw
+        self.copy_blocks = kv.copy_blocks
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
@@ -48,7 +51,7 @@ class ModelRunner:
             rows.extend(_sample_rows(item, at))
             spans.append(slice(first, len(rows)))
             at += 1 + len(item.draft_tokens)
-        drawn = sample(logits, rows)
+        drawn = sample(logits, rows, self._draw)
         sampled = [
             None if span is None else _accept(drawn[span], item)
             for item, span in zip(batch.scheduled, spans, strict=True)

@@ -1,12 +1,12 @@
 """From logits to tokens: penalties and biases, then sampling, with log probabilities where asked for."""
 
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from engine.kernels.sampling import sample_rows
+from engine.kernels.sampling import Float32, Int32, Int64, UInt64, sample_rows
 from engine.logprobs import Logprobs, logprobs_of
 from engine.sequence import SamplingParams, Sequence
 
@@ -32,7 +32,39 @@ class SampleRow(NamedTuple):
         return self.sequence.num_output + len(self.drafted)
 
 
-def sample(logits: torch.Tensor, rows: Rows[SampleRow]) -> list[Sampled]:
+class Draw(Protocol):
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        temperature: Float32,
+        top_k: Int32,
+        top_p: Float32,
+        min_p: Float32,
+        seeds: UInt64,
+        choices: Int64,
+        positions: Int64,
+    ) -> Int32:
+        """Token ids [R] from logits [R, vocab]; as `engine.kernels.sampling.sample_rows`."""
+        ...
+
+
+def draw_on_cpu(
+    logits: torch.Tensor,
+    temperature: Float32,
+    top_k: Int32,
+    top_p: Float32,
+    min_p: Float32,
+    seeds: UInt64,
+    choices: Int64,
+    positions: Int64,
+) -> Int32:
+    """A `Draw`."""
+    out = np.empty(len(logits), np.int32)
+    sample_rows(logits.numpy(), temperature, top_k, top_p, min_p, seeds, choices, positions, out)
+    return out
+
+
+def sample(logits: torch.Tensor, rows: Rows[SampleRow], draw: Draw = draw_on_cpu) -> list[Sampled]:
     """One token for each of `rows` from float32 logits [R, vocab]."""
     if not rows:
         return []
@@ -43,15 +75,16 @@ def sample(logits: torch.Tensor, rows: Rows[SampleRow]) -> list[Sampled]:
         for i, r in enumerate(rows):
             if _is_adjusted(r):
                 _adjust(values[i], r)
-    tokens = _draw(values, rows)
+    tokens = draw(values, *_parameters(rows)).tolist()
     return [Sampled([token], _logprobs(logits, r, token)) for r, token in zip(rows, tokens, strict=True)]
 
 
-def _draw(values: torch.Tensor, rows: Rows[SampleRow]) -> list[int]:
+def _parameters(
+    rows: Rows[SampleRow],
+) -> tuple[Float32, Int32, Float32, Float32, UInt64, Int64, Int64]:
+    """In the order of `Draw`."""
     params = [r.sequence.request.sampling for r in rows]
-    out = np.empty(len(rows), np.int32)
-    sample_rows(
-        values.numpy(),
+    return (
         np.array([p.temperature for p in params], np.float32),
         np.array([p.top_k for p in params], np.int32),
         np.array([p.top_p for p in params], np.float32),
@@ -59,9 +92,7 @@ def _draw(values: torch.Tensor, rows: Rows[SampleRow]) -> list[int]:
         np.array([p.seed for p in params], np.uint64),
         np.array([r.sequence.index for r in rows], np.int64),
         np.array([r.sequence.num_tokens + len(r.drafted) for r in rows], np.int64),
-        out,
     )
-    return [int(token) for token in out]
 
 
 def _logprobs(logits: torch.Tensor, row: SampleRow, token: int) -> Logprobs | None:
@@ -84,16 +115,17 @@ def _adjust(values: torch.Tensor, row: SampleRow) -> None:
     """Applies penalties, biases and the ban on early stops to one row of logits, in place."""
     p = row.sequence.request.sampling
     if p.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(row.tokens)))
+        seen = torch.tensor(sorted(set(row.tokens)), device=values.device)
         scores = values[seen]
         values[seen] = torch.where(scores > 0, scores / p.repetition_penalty, scores * p.repetition_penalty)
     output = row.tokens[row.sequence.num_prompt :]
     if output and (p.frequency_penalty != 0.0 or p.presence_penalty != 0.0):
         ids, counts = np.unique(output, return_counts=True)
         penalties = p.frequency_penalty * counts + p.presence_penalty
-        values[torch.from_numpy(ids)] -= torch.from_numpy(penalties).float()
-    for token, bias in p.logit_bias.items():
-        values[token] += bias
+        values[torch.from_numpy(ids).to(values.device)] -= torch.from_numpy(penalties).to(values)
+    if p.logit_bias:
+        biased = torch.tensor(list(p.logit_bias), device=values.device)
+        values[biased] += torch.tensor(list(p.logit_bias.values()), device=values.device)
     if row.num_output < p.min_tokens:
         _ban_stops(values, p)
 

@@ -1,32 +1,47 @@
 """Runs every kind of step once, so that no request pays for a compilation, and measures what steps cost."""
 
 import time
+from collections.abc import Callable
 
 from engine.batch import Batch, ScheduledSequence, build_batch
 from engine.kv_pool import BLOCK_SIZE
 from engine.runner import ModelRunner
+from engine.scheduler import SchedulerLimits
 from engine.sequence import Request, SamplingParams, Sequence
-from engine.speculation.step_cost import StepCost
+from engine.speculation.step_cost import StepCost, StepCosts
 
 # Rows of the steps that are timed; beyond, drafts are seldom worth their rows.
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 NUM_TIMINGS = 3
 
 
-def warm_up(runner: ModelRunner, num_blocks: int, vocab_size: int) -> StepCost:
-    """Writes to the pool's first blocks; nothing is in it yet."""
+def warm_up(
+    runner: ModelRunner, limits: SchedulerLimits, vocab_size: int, plain_differs: bool = False
+) -> StepCosts:
+    """Writes to the pool's first blocks; nothing is in it yet.
+
+    plain_differs: whether steps of one row a sequence are to be timed on their own.
+    """
     # Both ways of drawing a token.
     for temperature in (0.0, 1.0):
-        runner.run(_batch(1, num_blocks, vocab_size, temperature))
-    most = num_blocks * BLOCK_SIZE
-    return StepCost(
-        [(rows, _seconds(runner, rows, num_blocks, vocab_size)) for rows in TIMED_ROWS if rows <= most]
-    )
+        runner.run(_verification(1, vocab_size, temperature))
+    most = min(limits.max_num_batched_tokens, limits.num_blocks * BLOCK_SIZE, limits.max_model_len)
+    drafted = _cost(runner, lambda rows: _verification(rows, vocab_size), most)
+    if not plain_differs:
+        return StepCosts(drafted, drafted)
+    # The largest step too: what it allocates is there when it is needed.
+    runner.run(_verification(most, vocab_size))
+    plain = _cost(runner, lambda rows: _decode(rows, vocab_size), min(limits.max_num_seqs, limits.num_blocks))
+    return StepCosts(drafted, plain)
 
 
-def _seconds(runner: ModelRunner, num_rows: int, num_blocks: int, vocab_size: int) -> float:
+def _cost(runner: ModelRunner, batch_of: Callable[[int], Batch], most_rows: int) -> StepCost:
+    rows = [rows for rows in TIMED_ROWS if rows <= max(1, most_rows)]
+    return StepCost([(count, _seconds(runner, batch_of(count))) for count in rows])
+
+
+def _seconds(runner: ModelRunner, batch: Batch) -> float:
     """The quickest of a few runs: what else the machine does is not the step's cost."""
-    batch = _batch(num_rows, num_blocks, vocab_size)
     timings = []
     for _ in range(NUM_TIMINGS):
         started = time.perf_counter()
@@ -35,10 +50,22 @@ def _seconds(runner: ModelRunner, num_rows: int, num_blocks: int, vocab_size: in
     return min(timings)
 
 
-def _batch(num_rows: int, num_blocks: int, vocab_size: int, temperature: float = 0.0) -> Batch:
+def _verification(num_rows: int, vocab_size: int, temperature: float = 0.0) -> Batch:
     """One sequence's rows, all of which have logits, like a draft that is verified."""
     sampling = SamplingParams(temperature=temperature, top_p=0.9, top_k=8, num_prompt_logprobs=0)
     tokens = [token % vocab_size for token in range(num_rows)]
     sequence = Sequence(Request("warm-up", tokens, sampling), 0, 0)
-    sequence.block_table = list(range(min(num_blocks, -(-num_rows // BLOCK_SIZE))))
+    sequence.block_table = list(range(-(-num_rows // BLOCK_SIZE)))
     return build_batch((ScheduledSequence(sequence, 0, num_rows),))
+
+
+def _decode(num_sequences: int, vocab_size: int) -> Batch:
+    """One row for each of some sequences."""
+    scheduled = []
+    for index in range(num_sequences):
+        sequence = Sequence(
+            Request("warm-up", [index % vocab_size], SamplingParams(temperature=0.0)), 0, index
+        )
+        sequence.block_table = [index]
+        scheduled.append(ScheduledSequence(sequence, 0, 1))
+    return build_batch(tuple(scheduled))

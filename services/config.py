@@ -75,8 +75,13 @@ class EngineConfig(CommonConfig):
     max_model_len: int = option(0, "longest sequence in tokens; 0: the model's context length", minimum=0)
     kv_blocks: int = option(0, "blocks of 16 tokens in the KV pool; 0: from the device's memory", minimum=0)
     kv_memory_fraction: float = option(
-        0.25, "share of the free memory the KV pool takes when --kv-blocks is 0", minimum=0.01, maximum=0.95
-    )
+        0.25, "on a CPU: share of the free memory the KV pool takes when --kv-blocks is 0",
+        minimum=0.01, maximum=0.95,
+    )  # fmt: skip
+    gpu_memory_utilization: float = option(
+        0.9, "on a GPU: share of its memory that weights and KV pool take when --kv-blocks is 0",
+        minimum=0.01, maximum=0.99,
+    )  # fmt: skip
     max_num_seqs: int = option(64, "sequences that run at once", minimum=1, maximum=4096)
     max_num_batched_tokens: int = option(512, "tokens computed in one step", minimum=16, maximum=65536)
     max_waiting: int = option(2048, "requests that may wait; one more is refused", minimum=1)

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from engine.errors import DeviceError
-from engine.gpu_check import end_to_end, parity, speed
+from engine.gpu_check import end_to_end, parity, serving, speed
 from engine.gpu_check.report import Measurement, table, write_json
 from engine.kernels.cuda.kernels import CudaKernels
-from engine.kernels.cuda.launcher import GpuLauncher, gpu_tuning
+from engine.kernels.cuda.launcher import GpuLauncher
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="where the figures go")
-    parser.add_argument("--only", choices=["parity", "speed", "model"], help="a part of the check")
+    parser.add_argument("--only", choices=["parity", "speed", "model", "serve"], help="a part of the check")
     arguments = parser.parse_args()
     device = torch.device("cuda", 0)
     try:
@@ -30,13 +30,13 @@ def main() -> int:
 
     @cache
     def kernels(head_dim: int) -> CudaKernels:
-        return CudaKernels(launcher, gpu_tuning(device, head_dim))
+        return CudaKernels(launcher, launcher.tuning(head_dim))
 
     started = time.perf_counter()
     machine = _machine(device)
     print(" ".join(f"{key}={value}" for key, value in machine.items()))
     measurements: list[Measurement] = []
-    for name, part in (("parity", parity), ("speed", speed), ("model", end_to_end)):
+    for name, part in (("parity", parity), ("speed", speed), ("model", end_to_end), ("serve", serving)):
         if arguments.only not in (None, name):
             continue
         if name == "parity":

@@ -1,56 +1,29 @@
 """Decoding with a model of random weights: whole steps, as CUDA graphs and launched one by one."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
 from engine import kv_pool
 from engine.batch import Batch
 from engine.gpu_check.parity import Kernels
+from engine.gpu_check.random_model import LLAMA_1B, RandomCheckpoint
 from engine.gpu_check.report import Measurement
 from engine.gpu_check.timing import seconds
 from engine.kv_pool import BLOCK_SIZE, KVPool
-from engine.model.config import ModelConfig
 from engine.model.cuda_decoder import CudaDecoder
 from engine.shared_runs import find_shared_runs
 
-# The shape of Llama 3.2 1B.
-CONFIG = ModelConfig(
-    name="random", architecture="llama", num_layers=16, hidden_size=2048, num_heads=32, num_kv_heads=8,
-    head_dim=64, intermediate_size=8192, vocab_size=128_256, max_position=8192, rms_norm_eps=1e-5,
-    rope_theta=500_000.0, rope_scaling=None, tie_embeddings=True, eos_token_ids=(),
-)  # fmt: skip
 CONTEXT = 2048
 BATCHES = (1, 8, 32, 128)
 # Greatest difference of logits, relative to the greatest logit: rounding in another order, 16 layers of it.
 SAME = 5e-2
 
 
-class RandomCheckpoint:
-    """Weights that keep the residual stream of order one."""
-
-    config = CONFIG
-    path = Path("random")
-    fingerprint = "random"
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if len(shape) == 1:
-            return torch.ones(shape, device=self._device)
-        return torch.randn(shape, device=self._device) * float(shape[-1] ** -0.5)
-
-    def has(self, name: str) -> bool:
-        return True
-
-
 @torch.inference_mode()
 def measure(kernels: Kernels, device: torch.device) -> list[Measurement]:
     torch.manual_seed(0)
     model = CudaDecoder(
-        RandomCheckpoint(device), torch.bfloat16, CONFIG.max_position, device, kernels(CONFIG.head_dim)
+        RandomCheckpoint(LLAMA_1B, device), torch.bfloat16, LLAMA_1B.max_position, kernels(LLAMA_1B.head_dim)
     )
     num_blocks = max(BATCHES) * (CONTEXT // BLOCK_SIZE + 1)
     kv = _filled_pool(num_blocks, device)
@@ -83,7 +56,7 @@ def measure(kernels: Kernels, device: torch.device) -> list[Measurement]:
 
 
 def _filled_pool(num_blocks: int, device: torch.device) -> KVPool:
-    shape = CONFIG.num_layers, 2, num_blocks, CONFIG.num_kv_heads, BLOCK_SIZE, CONFIG.head_dim
+    shape = LLAMA_1B.num_layers, 2, num_blocks, LLAMA_1B.num_kv_heads, BLOCK_SIZE, LLAMA_1B.head_dim
     return kv_pool.KVPool(torch.randn(shape, dtype=torch.bfloat16, device=device))
 
 
@@ -97,7 +70,7 @@ def _batch(
     slots = tables[sequences, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     return Batch(
         scheduled=(),
-        token_ids=(positions * 31 % CONFIG.vocab_size).astype(np.int32),
+        token_ids=(positions * 31 % LLAMA_1B.vocab_size).astype(np.int32),
         positions=positions.astype(np.int32),
         slot_mapping=slots.astype(np.int32),
         cu_query_lens=cu_query_lens,

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
 
 from engine.gpu_check.parity import Kernels
 from engine.gpu_check.problems import Problem, problem
 from engine.gpu_check.report import Measurement
-from engine.gpu_check.timing import recorded, seconds
+from engine.gpu_check.timing import seconds
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.plan import SharedPrefix
+from engine.model.cuda_ops import attend_last
 
 DTYPE = torch.bfloat16
 TARGET_SHARE = 0.6  # of the copy bandwidth, for decode attention
@@ -75,11 +75,13 @@ def _attention_seconds(
     caches = [(p.k_cache, p.v_cache)]
     caches += [(p.k_cache.clone(), p.v_cache.clone()) for _ in range(num_layers - 1)]
 
-    def all_layers() -> None:
+    def all_layers() -> torch.Tensor:
         for k_cache, v_cache in caches:
             kernels.paged_attention(p.q, k_cache, v_cache, plan, p.scale, out)
+        return out
 
-    return seconds(recorded(all_layers)) / num_layers
+    # As a graph, so that launching costs next to nothing.
+    return seconds(kernels.launcher.recorder()(all_layers).replay) / num_layers
 
 
 def _decode(
@@ -113,10 +115,7 @@ def _prefill(kernels: CudaKernels, num_queries: int, context: int, device: torch
     def by_torch() -> None:
         kernels.gather_blocks(p.k_cache, blocks, gathered[0])
         kernels.gather_blocks(p.v_cache, blocks, gathered[1])
-        torch.nn.functional.scaled_dot_product_attention(
-            p.q.transpose(0, 1)[None], gathered[0, :, :context][None], gathered[1, :, :context][None],
-            attn_mask=causal_lower_right(num_queries, context), scale=p.scale, enable_gqa=True,
-        )  # fmt: skip
+        attend_last(p.q, gathered[0, :, :context], gathered[1, :, :context], p.scale)
 
     pairs = num_queries * (context - num_queries) + num_queries * (num_queries + 1) / 2
     operations = 4 * pairs * LARGE.num_kv_heads * LARGE.group * LARGE.head_dim

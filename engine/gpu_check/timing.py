@@ -23,13 +23,3 @@ def seconds(work: Callable[[], object], repeats: int = 5) -> float:
 
 def _event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def recorded(work: Callable[[], object]) -> Callable[[], None]:
-    """Work as a CUDA graph, so that launching it costs next to nothing."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay

@@ -36,17 +36,19 @@ class CudaDecoder:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         max_position: int,
-        device: torch.device,
         kernels: CudaKernels,
     ) -> None:
+        self.kernels = kernels
         self.config = config = checkpoint.config
         if config.head_dim not in HEAD_DIMS:
             raise ModelError(
-                f"{config.name}: head_dim {config.head_dim} is not served on a GPU; served are {HEAD_DIMS}"
+                f"{config.name}: head_dim {config.head_dim} is not served on a GPU; served are {HEAD_DIMS}; "
+                "use --device cpu"
             )
         group = config.num_heads // config.num_kv_heads
         kernels.prepare(dtype, config.head_dim, group, config.has_qk_norm)
-        self._ops = CudaOps(kernels, config.num_heads, config.num_kv_heads, dtype, device)
+        self._ops = CudaOps(kernels, config.num_heads, config.num_kv_heads, dtype)
+        device = kernels.launcher.device
         cos, sin = rope_tables(config, max_position)
         self._rope = cos.to(device), sin.to(device)
         shape = config.vocab_size, config.hidden_size
@@ -68,11 +70,21 @@ class CudaDecoder:
         self._graphs = DecodeGraphs(step, self._ops, max_sequences, max_context)
 
     def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
-        replayed = self._graphs.run(batch) if self._graphs is not None else None
-        if replayed is not None:
-            return replayed if len(batch.logit_rows) == len(replayed) else replayed[batch.logit_rows]
+        logits = self._graphs.run(batch) if self._graphs is not None else None
+        if logits is None:
+            logits = self._launched(batch, kv)
+        elif len(batch.logit_rows) < len(logits):
+            logits = logits[batch.logit_rows]
+        if not len(logits):
+            # Nothing of this step is read back, so nothing else waits for its end.
+            self.kernels.launcher.wait()
+        return logits
+
+    def _launched(self, batch: Batch, kv: KVPool) -> torch.Tensor:
         on_device = self._ops.to_device(batch)
         hidden = self._hidden(on_device, kv)
+        if not len(batch.logit_rows):
+            return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         return self._head(hidden.index_select(0, on_device.logit_rows))
 
     def _hidden(self, batch: DeviceBatch, kv: KVPool) -> torch.Tensor:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from engine.batch import Batch
+from engine.kernels.cuda.launcher import Recorder
 from engine.kernels.cuda.packing import Array, PackedArrays
 from engine.kernels.cuda.plan import (
     AttentionPlan,
@@ -24,25 +24,28 @@ from engine.model.cuda_ops import CudaOps, DeviceBatch, batch_arrays, device_bat
 from engine.shared_runs import SharedRuns
 
 MAX_GROUPS = 8  # of sequences that share a prefix; what more there are read theirs each for itself
+MAX_SEQUENCES = 256  # of a recorded step; a larger one keeps the GPU busy whoever launches it
 Step = Callable[[DeviceBatch], torch.Tensor]
 
 
 def buckets(max_sequences: int) -> tuple[int, ...]:
     """Numbers of sequences to record; a step takes the next that is large enough."""
-    small = [n for n in (1, 2, 4) if n < max_sequences]
-    return (*small, *range(8, max_sequences, 8), max_sequences)
+    sizes = (1, 2, 4, *range(8, 64, 8), *range(64, MAX_SEQUENCES, 32))
+    most = min(max_sequences, MAX_SEQUENCES)
+    return (*(size for size in sizes if size < most), most)
 
 
 class DecodeGraphs:
     """Answers batches in which every sequence has one row; `step` must do the same for the same shapes."""
 
     def __init__(self, step: Step, ops: CudaOps, max_sequences: int, max_context: int) -> None:
-        self._limits = _Limits(max_sequences, -(-max_context // BLOCK_SIZE))
-        pool = torch.cuda.graph_pool_handle()
+        self._sizes = buckets(max_sequences)
+        self._max_blocks = max(2, -(-max_context // BLOCK_SIZE))  # two to share a block and have one
+        recorder = ops.kernels.launcher.recorder()
         # The largest first: smaller ones then fit into its memory.
         self._recorded = {
-            (size, shares): _RecordedStep(step, _Shape(ops, size, self._limits.max_blocks, shares), pool)
-            for size in reversed(buckets(max_sequences))
+            (size, shares): _RecordedStep(step, _Shape(ops, size, self._max_blocks, shares), recorder)
+            for size in reversed(self._sizes)
             for shares in ((True, False) if size > 1 else (False,))
         }
 
@@ -51,18 +54,13 @@ class DecodeGraphs:
         num_sequences = len(batch.context_lens)
         if (
             len(batch.token_ids) != num_sequences
-            or num_sequences > self._limits.max_sequences
-            or batch.block_tables.shape[1] > self._limits.max_blocks
+            or num_sequences > self._sizes[-1]
+            or batch.block_tables.shape[1] > self._max_blocks
         ):
             return None
-        size = next(size for size in buckets(self._limits.max_sequences) if size >= num_sequences)
+        size = next(size for size in self._sizes if size >= num_sequences)
         prefixes = shared_prefixes(batch)
         return self._recorded[size, bool(prefixes)].run(batch, prefixes)
-
-
-class _Limits(NamedTuple):
-    max_sequences: int
-    max_blocks: int
 
 
 class _Shape:
@@ -73,8 +71,10 @@ class _Shape:
         heads, tuning = ops.heads, ops.kernels.tuning
         longest = max_blocks * BLOCK_SIZE
         num_shared = -(-size * heads.group // heads.append_rows)
+        own_rows = heads.decode_rows if heads.group <= heads.decode_rows else heads.append_rows
+        self._num_own_tiles = size * -(-heads.group // own_rows)
         self.splits = Splits(
-            own=fill(size * heads.num_kv_heads, longest, tuning),
+            own=fill(self._num_own_tiles * heads.num_kv_heads, longest, tuning),
             shared=fill(num_shared * heads.num_kv_heads, longest, tuning) if shares else 0,
         )
         # One tile more for each group that does not fill its last one.
@@ -88,7 +88,7 @@ class _Shape:
             prefixes=prefixes[:MAX_GROUPS], fixed=self.splits,
         )  # fmt: skip
         own, *shared = plan.phases
-        phases = [own._replace(tiles=_pad(own.tiles, (size, TILE_FIELDS)))]
+        phases = [own._replace(tiles=_pad(own.tiles, (self._num_own_tiles, TILE_FIELDS)))]
         if self.splits.shared:
             tiles = shared[0].tiles if shared else own.tiles[:0]
             padded_tiles = _pad(tiles, (self._num_shared_tiles, TILE_FIELDS))
@@ -113,29 +113,19 @@ class _Shape:
 
 
 class _RecordedStep:
-    def __init__(self, step: Step, shape: _Shape, pool: Any) -> None:
+    def __init__(self, step: Step, shape: _Shape, recorder: Recorder) -> None:
         self._shape = shape
-        device = shape.ops.device
         plan, arrays = shape.padded(*_warm_up_batch(shape.size, bool(shape.splits.shared)))
-        self._packed = PackedArrays(arrays, device)
+        self._packed = PackedArrays(arrays, shape.ops.device)
         self._packed.send(arrays)
         batch = device_batch(plan, self._packed)
-        # The first run loads kernels and makes torch choose its own, which a recording may not.
-        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            step(batch)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        torch.cuda.synchronize(device)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._result = step(batch)
+        self._recording = recorder(lambda: step(batch))
 
     def run(self, batch: Batch, prefixes: Sequence[SharedPrefix]) -> torch.Tensor:
         _, arrays = self._shape.padded(batch, prefixes)
         self._packed.send(arrays)
-        self._graph.replay()
-        return self._result[: len(batch.context_lens)]
+        self._recording.replay()
+        return self._recording.result[: len(batch.context_lens)]
 
 
 def _warm_up_batch(num_sequences: int, shares: bool) -> tuple[Batch, list[SharedPrefix]]:

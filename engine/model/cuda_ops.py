@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from engine.batch import Batch
@@ -16,6 +17,8 @@ from engine.kv_pool import BLOCK_SIZE, KVPool
 
 # Prefill chunks from this length on are torch's to attend to, on gathered pages.
 LONG_PREFILL = 512
+# Without cuDNN's, which is built anew for every length.
+_LONG_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class LongPrefill(NamedTuple):
@@ -45,11 +48,10 @@ class CudaOps:
         num_heads: int,
         num_kv_heads: int,
         dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
         self.kernels = kernels
         self.dtype = dtype
-        self.device = device
+        self.device = kernels.launcher.device
         self.heads = kernels.heads(num_heads, num_kv_heads, dtype)
 
     def to_device(self, batch: Batch, tree: Tree | None = None) -> DeviceBatch:
@@ -135,15 +137,21 @@ class CudaOps:
         keys, values = k_cache.new_empty(shape), v_cache.new_empty(shape)
         self.kernels.gather_blocks(k_cache, blocks, keys)
         self.kernels.gather_blocks(v_cache, blocks, values)
+        return attend_last(q, keys[:, :context_len], values[:, :context_len], scale)
+
+
+def attend_last(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention by torch of the last n of L tokens: q [n, Hq, D], keys and values [Hkv, L, D]."""
+    with sdpa_kernel(_LONG_BACKENDS):
         attended = torch.nn.functional.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
-            keys[None, :, :context_len],
-            values[None, :, :context_len],
-            attn_mask=causal_lower_right(q.shape[0], context_len),
+            keys[None],
+            values[None],
+            attn_mask=causal_lower_right(q.shape[0], keys.shape[1]),
             scale=scale,
             enable_gqa=True,
         )
-        return attended[0].transpose(0, 1)
+    return attended[0].transpose(0, 1)
 
 
 def shared_prefixes(batch: Batch, without: Sequence[int] = ()) -> list[SharedPrefix]:

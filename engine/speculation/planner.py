@@ -19,12 +19,15 @@ class SpeculationPlanner:
 
     A step with R rows takes T(R). One more draft row of a sequence with acceptance a yields a token with
     probability a^i, i its place in the draft. It pays while that is more than the tokens per second of the
-    step without it times the time it adds: the rule that maximises tokens per second greedily.
+    step without it times the time it adds: the rule that maximises tokens per second greedily. Where a step
+    without any draft is cheaper than T says, all drafts together must be worth that too.
     """
 
-    def __init__(self, drafters: Rows[Drafter], cost: StepCost) -> None:
+    def __init__(self, drafters: Rows[Drafter], cost: StepCost, plain_cost: StepCost | None = None) -> None:
+        """`plain_cost`: of steps of one row a sequence, where that differs."""
         self._drafters = drafters
         self._cost = cost
+        self._plain_cost = plain_cost or cost
 
     def plan(self, decodes: Rows[Sequence], num_other_rows: int, budget: int) -> dict[int, Draft]:
         """Drafts by index into `decodes`; `budget` bounds their total number of tokens."""
@@ -38,13 +41,21 @@ class SpeculationPlanner:
             sequence.draft_room = min(MAX_DRAFT_TOKENS, 2 * count)
             count = min(count, sequence.num_draftable)
             if draft is None or count < 1:
-                sequence.acceptance += FORGETTING_RATE * (PRIOR_ACCEPTANCE - sequence.acceptance)
                 continue
             drafts[i] = Draft(draft.tokens[:count], draft.source)
             budget -= count
             rows += count
             expected += sum(sequence.acceptance**j for j in range(1, count + 1))
+        if drafts and not num_other_rows and not self._beats_plain(expected, rows, len(decodes)):
+            drafts = {}
+        for i, sequence in enumerate(decodes):
+            if i not in drafts:
+                sequence.acceptance += FORGETTING_RATE * (PRIOR_ACCEPTANCE - sequence.acceptance)
         return drafts
+
+    def _beats_plain(self, expected: float, rows: int, num_decodes: int) -> bool:
+        plain_rate = num_decodes / self._plain_cost.seconds(num_decodes)
+        return expected / self._cost.seconds(rows) > plain_rate
 
     def _worthwhile(self, sequence: Sequence, limit: int, rows: int, expected: float) -> int:
         """The draft length at which expected tokens per second are highest."""

@@ -2,6 +2,7 @@
 
 import bisect
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 class StepCost:
@@ -18,3 +19,8 @@ class StepCost:
         right = min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)
         (r0, r1), (s0, s1) = self._rows[right - 1 : right + 1], self._seconds[right - 1 : right + 1]
         return s0 + (s1 - s0) * (rows - r0) / (r1 - r0)
+
+
+class StepCosts(NamedTuple):
+    drafted: StepCost
+    plain: StepCost  # of steps of one row a sequence

@@ -5,8 +5,10 @@ import logging
 import sys
 from collections.abc import Callable
 
-from engine.build import EngineOptions, LoadedModel, load_model
+from engine.build import LoadedModel, load_model
 from engine.errors import ModelError
+from engine.options import EngineOptions
+from engine.weights.load import open_checkpoint
 from nexuskv.v1 import engine_pb2_grpc
 from services.config import EngineConfig
 from services.engine.memory_client import GrpcMemoryClient
@@ -25,13 +27,13 @@ SERVICE_NAME = "nexuskv.v1.EngineService"
 
 def engine_options(config: EngineConfig) -> EngineOptions:
     return EngineOptions(
-        model=config.model,
         served_name=config.served_model_name,
         device=config.device,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
         num_blocks=config.kv_blocks,
         memory_fraction=config.kv_memory_fraction,
+        gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_waiting=config.max_waiting,
@@ -43,10 +45,14 @@ def engine_options(config: EngineConfig) -> EngineOptions:
 async def run_engine(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
     """Loads the model, then serves until SIGTERM or SIGINT. `on_ready` hears the address."""
     try:
-        loaded = await asyncio.to_thread(load_model, engine_options(config))
+        loaded = await asyncio.to_thread(_load, config)
     except ModelError as error:
         raise StartError(str(error)) from error
     await serve(config, loaded, on_ready)
+
+
+def _load(config: EngineConfig) -> LoadedModel:
+    return load_model(open_checkpoint(config.model), engine_options(config))
 
 
 async def serve(config: EngineConfig, loaded: LoadedModel, on_ready: Callable[[str], None]) -> None:

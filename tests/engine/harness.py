@@ -1,10 +1,13 @@
 """An engine with the hash model and a real memory manager in one process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.engine import Engine
+from engine.options import EngineOptions
 from engine.outputs import SequenceOutput
+from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from engine.sequence import FinishReason, Request, SamplingParams
 from engine.speculation.drafter import Drafter
@@ -40,8 +43,10 @@ class Harness:
         limits = SchedulerLimits(num_blocks, max_num_seqs, budget, max_waiting, num_blocks * 16)
         memory = InProcessMemory(self.manager)
         # Rows cost next to nothing, so everything that is proposed is verified.
-        planner = SpeculationPlanner(drafters, StepCost([(1, 1.0), (1000, 1.001)])) if drafters else None
-        self.engine = Engine(HashModel(), small_pool(num_blocks), memory, limits, "hash-model", planner)
+        cost = StepCost([(1, 1.0), (1000, 1.001)])
+        planner = SpeculationPlanner(drafters, cost) if drafters else None
+        runner = ModelRunner(HashModel(), small_pool(num_blocks))
+        self.engine = Engine(runner, memory, limits, "hash-model", planner)
         self.choices: dict[tuple[str, int], Finished] = {}
 
     def step(self) -> list[SequenceOutput]:
@@ -82,3 +87,13 @@ def request(
     defaults: dict[str, object] = {"max_tokens": 20, "temperature": 0.0}
     params = SamplingParams(**{**defaults, **sampling})  # type: ignore[arg-type]
     return Request(name, prompt, params, num_choices=num_choices, priority=priority)
+
+
+def engine_options(**changes: Any) -> EngineOptions:
+    """Of a small engine on the CPU."""
+    small = EngineOptions(
+        served_name="", device="cpu", dtype="bfloat16", max_model_len=0, num_blocks=24, memory_fraction=0.1,
+        gpu_memory_utilization=0.9, max_num_seqs=4, max_num_batched_tokens=24, max_waiting=10,
+        num_threads=0, speculation=True,
+    )  # fmt: skip
+    return replace(small, **changes)

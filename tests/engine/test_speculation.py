@@ -10,6 +10,7 @@ import torch
 from engine.batch import Batch
 from engine.engine import Engine
 from engine.kv_pool import KVPool
+from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from engine.sequence import FinishReason, Sequence
 from engine.speculation.drafter import Draft, DraftSource
@@ -53,7 +54,7 @@ def test_three_of_four_drafts_are_kept_and_the_surplus_block_goes_back() -> None
     manager, kv = MemoryManager(MemoryConfig()), small_pool(8)
     model = TableModel({1: 50, 50: 100, 100: 101, 101: 999, 102: 103})
     planner = SpeculationPlanner([Scripted([100, 101, 102, 103])], StepCost([(1, 1.0), (100, 1.001)]))
-    engine = Engine(model, kv, InProcessMemory(manager), SchedulerLimits(8), "table", planner)
+    engine = Engine(ModelRunner(model, kv), InProcessMemory(manager), SchedulerLimits(8), "table", planner)
     engine.add(request("r", [1] * 25, max_tokens=40))
     outputs, num_held = [], []
     for _ in range(6):
@@ -137,6 +138,19 @@ def test_drafts_are_not_made_where_they_do_not_pay() -> None:
     cheap = SpeculationPlanner([PromptLookup()], StepCost([(1, 1.0), (100, 1.01)]))
     assert len(cheap.plan(sequences, 0, 1000)) == 8
     assert sum(len(d.tokens) for d in cheap.plan(sequences, 0, 10).values()) <= 10
+
+
+def test_drafts_must_pay_for_a_plain_step_that_is_cheaper() -> None:
+    sequences = [Sequence(request(f"r{i}", [1, 2, 3, 1, 2, 3]), 0, i) for i in range(8)]
+    for sequence in sequences:
+        sequence.block_table = [0, 1, 2]
+    flat = [(1, 1.0), (100, 1.01)]
+    for plain_seconds, num_drafts in ((0.9, 8), (0.1, 0)):
+        plain = StepCost([(rows, plain_seconds * seconds) for rows, seconds in flat])
+        planner = SpeculationPlanner([PromptLookup()], StepCost(flat), plain)
+        assert len(planner.plan(sequences, 0, 1000)) == num_drafts
+        # A prefill chunk makes no step of one row a sequence.
+        assert len(planner.plan(sequences, 32, 1000)) == 8
 
 
 def test_acceptance_is_learned() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.weights.load import open_checkpoint
 from services.cli import main
@@ -64,8 +65,9 @@ def test_a_wrong_value_names_its_key(refused: Refused, monkeypatch: pytest.Monke
     refused("engine", words=("NEXUSKV_MAX_NUM_SEQS=0", "from 1 to 4096"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_is_refused_where_there_is_none(refused: Refused) -> None:
-    refused("engine", "--device", "cuda", words=("--device cuda",))
+    refused("engine", "--device", "cuda", words=("--device cuda", "no CUDA GPU can be used"))
 
 
 def test_a_context_longer_than_the_model_has(refused: Refused) -> None:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 
 from engine.kernels.cuda.packing import Array
-from engine.kernels.cuda.plan import AttentionPlan, Int32
+from engine.kernels.cuda.plan import AttentionPlan, Int32, Phase
+from engine.kernels.cuda.tiles import FIRST_SPLIT
 
 
 class DevicePhase(NamedTuple):
@@ -19,7 +20,7 @@ class DevicePlan(NamedTuple):
     """`AttentionPlan` with the page tables int32 [S, max_blocks]."""
 
     phases: tuple[DevicePhase, ...]
-    num_splits: int  # the greatest of merged_splits
+    num_splits: int  # partial results of a row at most
     query_ids: torch.Tensor
     visible: torch.Tensor
     ancestors: torch.Tensor
@@ -51,7 +52,7 @@ def device_plan(plan: AttentionPlan, sent: Sequence[torch.Tensor]) -> DevicePlan
     )
     return DevicePlan(
         phases=phases,
-        num_splits=int(plan.merged_splits.max(initial=0)),
+        num_splits=max((_num_splits(phase) for phase in plan.phases), default=0),
         query_ids=query_ids,
         visible=visible,
         ancestors=ancestors,
@@ -60,3 +61,7 @@ def device_plan(plan: AttentionPlan, sent: Sequence[torch.Tensor]) -> DevicePlan
         merged_splits=merged_splits,
         block_tables=block_tables,
     )
+
+
+def _num_splits(phase: Phase) -> int:
+    return int(phase.tiles[:, FIRST_SPLIT].max()) + phase.num_splits

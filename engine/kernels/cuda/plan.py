@@ -75,7 +75,8 @@ class Phase(NamedTuple):
 @dataclass(frozen=True)
 class AttentionPlan:
     """query_ids: queries in the order in which tiles name them. merged_queries [P]: those whose results are
-    put together of merged_splits [P] partial ones; partial_rows [T] is the reverse."""
+    put together of the first merged_splits [P] partial ones, as later ones met no token; partial_rows [T] is
+    the reverse."""
 
     phases: tuple[Phase, ...]
     query_ids: Int32
@@ -138,7 +139,8 @@ def plan_attention(
     )
     query_lens = np.diff(cu_query_lens)
     is_merged = np.repeat(is_partial[~runs.is_shared], query_lens)
-    merged_splits = np.repeat((prefix_splits + splits)[~runs.is_shared], query_lens)[is_merged]
+    filled = -(-_num_pages(runs) // _split_pages(runs, np.maximum(splits, 1), tuning))
+    merged_splits = np.repeat((prefix_splits + filled)[~runs.is_shared], query_lens)[is_merged]
     return AttentionPlan(
         phases=phases,
         query_ids=query_ids,
@@ -210,6 +212,16 @@ def fill(num_blocks: int, longest: int, tuning: Tuning) -> int:
     return int(splits[np.argmin(waves / splits + splits * SPLIT_TOKENS / max(longest, 1))])
 
 
+def _num_pages(runs: _Runs) -> Int32:
+    return -(-runs.end_token // t.PAGE) - runs.first_token // t.PAGE
+
+
+def _split_pages(runs: _Runs, num_splits: Int32 | int, tuning: Tuning) -> Int32:
+    """Pages of each run that one split takes; the last splits may be left with none."""
+    pages: Int32 = np.maximum(-(-_num_pages(runs) // num_splits), tuning.min_split_tokens // t.PAGE)
+    return pages
+
+
 def _tiles(
     runs: _Runs,
     is_partial: npt.NDArray[np.bool_],
@@ -228,9 +240,7 @@ def _tiles(
     tiles[:, t.END_ROW] = np.minimum(tiles[:, t.FIRST_ROW] + rows, runs.num_rows[of])
     tiles[:, t.FIRST_PAGE] = runs.first_token[of] // t.PAGE
     tiles[:, t.END_PAGE] = -(-runs.end_token[of] // t.PAGE)
-    tiles[:, t.SPLIT_PAGES] = np.maximum(
-        -(-(tiles[:, t.END_PAGE] - tiles[:, t.FIRST_PAGE]) // num_splits), tuning.min_split_tokens // t.PAGE
-    )
+    tiles[:, t.SPLIT_PAGES] = _split_pages(runs, num_splits, tuning)[of]
     tiles[:, t.IS_PARTIAL] = is_partial[of]
     tiles[:, t.FIRST_SPLIT] = first_split[of]
     return tiles

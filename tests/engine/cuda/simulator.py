@@ -18,8 +18,9 @@ from numba.cuda.simulator.kernelapi import Dim3 as Index
 from numba.cuda.simulator.kernelapi import FakeCUDAModule
 
 from engine.kernels.cuda.catalog import CATALOG, KernelSpec
-from engine.kernels.cuda.launcher import Argument, Dim3
+from engine.kernels.cuda.launcher import Argument, Dim3, Recorder, Recording
 from engine.kernels.cuda.parameters import Pointer, Scalar, parameters, storage
+from engine.kernels.cuda.plan import Tuning
 from engine.kernels.cuda.primitives import Codec, Matrix
 
 WARP = 32
@@ -27,7 +28,13 @@ Lanes = list[tuple[Any, ...]]
 Collective = Callable[[Lanes], list[Any]]
 
 
+TUNING = Tuning(page_warps=1, row_warps=1, min_split_tokens=16, max_splits=2, max_threads=32)
+
+
 class SimulatorLauncher:
+    name = "simulator"
+    device = torch.device("cpu")
+
     def prepare(self, specs: Iterable[KernelSpec]) -> None:
         pass
 
@@ -46,6 +53,26 @@ class SimulatorLauncher:
             ]
             with np.errstate(over="ignore"):
                 _run(threads, order)
+
+    def wait(self) -> None:
+        pass
+
+    def recorder(self) -> Recorder:
+        def record(work: Callable[[], torch.Tensor]) -> Recording:
+            result = work()
+
+            def replay() -> None:
+                result.copy_(work())
+
+            return Recording(result, replay)
+
+        return record
+
+    def tuning(self, head_dim: int) -> Tuning:
+        return TUNING
+
+    def memory_bytes(self) -> tuple[int, int]:
+        return 6_000_000, 10_000_000
 
 
 class _Module(FakeCUDAModule):  # type: ignore[misc]

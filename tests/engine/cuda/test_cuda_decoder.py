@@ -13,13 +13,12 @@ from engine.batch import Batch, ScheduledSequence, build_batch
 from engine.errors import ModelError
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.packing import PackedArrays
-from engine.kernels.cuda.plan import Tuning
-from engine.model import cuda_graphs
+from engine.model import cuda_graphs, cuda_ops
 from engine.model.cuda_decoder import CudaDecoder
 from engine.model.cuda_ops import CudaOps, device_batch, shared_prefixes
 from engine.sequence import Request, SamplingParams, Sequence
 from engine.weights.load import open_checkpoint
-from tests.engine.cuda.simulator import SimulatorLauncher
+from tests.engine.cuda.simulator import TUNING, SimulatorLauncher
 
 SMALL: dict[str, Any] = {
     "vocab_size": 40,
@@ -38,7 +37,6 @@ FAMILIES: dict[str, Any] = {
     "qwen3": transformers.Qwen3Config,
 }
 CPU = torch.device("cpu")
-TUNING = Tuning(page_warps=1, row_warps=1, min_split_tokens=16, max_splits=2, max_threads=32)
 
 
 def kernels() -> CudaKernels:
@@ -75,7 +73,7 @@ def test_a_prompt_in_chunks_and_a_neighbour_give_the_logits_of_transformers(
     tmp_path: Path, family: str
 ) -> None:
     reference = make_model(tmp_path, family)
-    model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, CPU, kernels())
+    model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, kernels())
     kv = kv_pool.allocate(2, 5, 1, 64, torch.float32)
     long, short = [t * 7 % 40 for t in range(18)], [3, 1]
     model.logits(batch_of((long[:12], 0, [3, 1])), kv)
@@ -89,9 +87,29 @@ def test_a_prompt_in_chunks_and_a_neighbour_give_the_logits_of_transformers(
 
 
 @torch.inference_mode()
+def test_a_step_without_logits_lasts_until_it_has_run(tmp_path: Path) -> None:
+    waits: list[int] = []
+
+    class Waiting(SimulatorLauncher):
+        def wait(self) -> None:
+            waits.append(1)
+
+    make_model(tmp_path, "llama", num_hidden_layers=1)
+    model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, CudaKernels(Waiting(), TUNING))
+    kv = kv_pool.allocate(1, 1, 1, 64, torch.float32)
+    model.record_decodes(kv, 1, 16)
+    sequence = Sequence(Request("r", [1, 2, 3], SamplingParams()), 0, 0)
+    sequence.block_table = [0]
+    for num_tokens in (2, 1):  # launched, replayed
+        logits = model.logits(build_batch((ScheduledSequence(sequence, 0, num_tokens),)), kv)
+        assert logits.shape == (0, 40)
+    assert waits == [1, 1]
+
+
+@torch.inference_mode()
 def test_bfloat16_is_close(tmp_path: Path) -> None:
     reference = make_model(tmp_path, "llama")
-    model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.bfloat16, 128, CPU, kernels())
+    model = CudaDecoder(open_checkpoint(str(tmp_path)), torch.bfloat16, 128, kernels())
     kv = kv_pool.allocate(2, 3, 1, 64, torch.bfloat16)
     tokens = [t * 3 % 40 for t in range(19)]
     ours = model.logits(batch_of((tokens, 0, [2, 0])), kv)
@@ -102,13 +120,13 @@ def test_bfloat16_is_close(tmp_path: Path) -> None:
 def test_a_head_size_without_kernels_is_refused(tmp_path: Path) -> None:
     make_model(tmp_path, "llama", head_dim=80)
     with pytest.raises(ModelError, match="head_dim 80 is not served on a GPU"):
-        CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, CPU, kernels())
+        CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, kernels())
 
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_padded_decode_step_gives_the_same_attention(shares: bool, dtype: torch.dtype) -> None:
-    ops = CudaOps(kernels(), 2, 1, dtype, CPU)
+    ops = CudaOps(kernels(), 2, 1, dtype)
     common = [5, 2, 7, 3] if shares else []
     lengths, own = [73, 66, 80], [[1], [4], [6]]
     tables = [common + blocks if common else [blocks[0], 8, 9, 10, 11] for blocks in own]
@@ -136,9 +154,32 @@ def test_a_padded_decode_step_gives_the_same_attention(shares: bool, dtype: torc
     assert padded_batch.slot_mapping[3:].tolist() == [-1] * 5
 
 
+def test_a_group_of_more_heads_than_a_tile_has_rows_can_be_recorded() -> None:
+    ops = CudaOps(kernels(), 18, 1, torch.float32)
+    shape = cuda_graphs._Shape(ops, 4, 6, shares=False)
+    recorded, warm_up = shape.padded(*cuda_graphs._warm_up_batch(4, shares=False))
+    plan, arrays = shape.padded(batch_of(([0] * 20, 19, [1, 2]), ([0] * 9, 8, [3])), [])
+    assert [a.shape for a in arrays] == [a.shape for a in warm_up]
+    assert [phase.tiles.shape for phase in plan.phases] == [phase.tiles.shape for phase in recorded.phases]
+
+
+def test_long_chunks_attended_to_by_torch_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = CudaOps(kernels(), 4, 2, torch.bfloat16)
+    batch = batch_of(([0] * 21, 9, [5, 2]), ([0] * 3, 1, [4]))
+    kv = kv_pool.allocate(1, 6, 2, 64, torch.bfloat16)
+    torch.manual_seed(0)
+    kv.pages.normal_()
+    q = torch.randn(14, 4, 64).bfloat16()
+    ours = ops.attention(q, ops.to_device(batch), kv, 0, 0.125)
+    monkeypatch.setattr(cuda_ops, "LONG_PREFILL", 12)
+    on_device = ops.to_device(batch)
+    assert [prefill.sequence for prefill in on_device.long_prefills] == [0]
+    torch.testing.assert_close(ops.attention(q, on_device, kv, 0, 0.125), ours, rtol=1e-2, atol=1e-2)
+
+
 def test_buckets_cover_every_number_of_sequences() -> None:
-    for most in (1, 3, 8, 20, 256):
+    for most in (1, 3, 8, 20, 70, 256, 4096):
         sizes = cuda_graphs.buckets(most)
-        assert sizes[-1] == most
+        assert sizes[-1] == min(most, cuda_graphs.MAX_SEQUENCES)
         assert list(sizes) == sorted(set(sizes))
-        assert np.diff(sizes).max(initial=0) <= 8
+        assert np.diff(sizes).max(initial=0) <= 32

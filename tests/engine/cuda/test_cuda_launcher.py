@@ -2,15 +2,20 @@
 
 import ctypes
 import re
+import sys
 from typing import Any
 
 import pytest
 import torch
 from cuda.bindings import driver
 
+from engine.backends import choose_backend
+from engine.backends.cpu import CpuBackend
+from engine.backends.cuda import CudaBackend
 from engine.errors import DeviceError
 from engine.kernels.cuda import compiler, launcher
 from engine.kernels.cuda.catalog import KernelSpec
+from tests.engine.harness import engine_options
 
 SPEC = KernelSpec("add_rms_norm", "bfloat16")
 SUCCESS = driver.CUresult.CUDA_SUCCESS
@@ -68,26 +73,70 @@ def test_a_failed_driver_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         launcher._LoadedKernel(SPEC, b"code")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_sentence_says_so() -> None:
-    with pytest.raises(DeviceError, match="no CUDA GPU"):
-        launcher.GpuLauncher(torch.device("cuda"))
+class PretendedGpu:
+    """What torch and the driver say of a GPU that is not there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.driver_version, self.capability, self.is_visible = 13_000, (9, 0), True
+        self.driver = RecordingDriver()
+        monkeypatch.setattr(
+            self.driver, "cuDriverGetVersion", lambda: (SUCCESS, self.driver_version), raising=False
+        )
+        monkeypatch.setattr(launcher, "driver", self.driver)
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: self.is_visible)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: self.capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretended")
 
 
-def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    with pytest.raises(DeviceError, match=r"Tesla T4 has compute capability 7\.5; NexusKV needs 8\.0"):
-        launcher.require_gpu(torch.device("cuda"))
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
+    return PretendedGpu(monkeypatch)
 
 
-def test_an_old_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = RecordingDriver()
-    monkeypatch.setattr(recorder, "cuDriverGetVersion", lambda: (SUCCESS, 12080), raising=False)
-    monkeypatch.setattr(launcher, "driver", recorder)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
-    with pytest.raises(DeviceError, match="supports CUDA 12; the kernels are assembled for CUDA 13"):
-        launcher.require_gpu(torch.device("cuda"))
+def test_a_gpu_that_can_be_used_is_taken(pretended: PretendedGpu) -> None:
+    for device in ("auto", "cuda"):
+        backend = choose_backend(engine_options(device=device))
+        assert isinstance(backend, CudaBackend)
+        assert backend.name == "cuda (Pretended)"
+        assert backend.device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"capability": (7, 5)}, "Pretended has compute capability 7.5; NexusKV needs 8.0"),
+        ({"driver_version": 12_080}, "supports CUDA 12; torch and the kernels need CUDA 13"),
+        ({"is_visible": False}, "no CUDA GPU can be used: torch sees none"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_and_passed_over(
+    pretended: PretendedGpu, changes: dict[str, Any], sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    vars(pretended).update(changes)
+    with pytest.raises(DeviceError, match=f"--device cuda: .*{re.escape(sentence)}"):
+        choose_backend(engine_options(device="cuda"))
+    assert isinstance(choose_backend(engine_options(device="auto")), CpuBackend)
+    assert (sentence in caplog.text) == pretended.is_visible
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built for CUDA")
+def test_a_torch_without_cuda_is_said_to_be_one() -> None:
+    with pytest.raises(DeviceError, match=r"no CUDA GPU.*built without CUDA.*nexuskv\[cuda\]"):
+        choose_backend(engine_options(device="cuda"))
+    assert isinstance(choose_backend(engine_options(device="auto")), CpuBackend)
+
+
+def test_a_missing_driver_is_named(pretended: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+    monkeypatch.setattr(pretended.driver, "cuDriverGetVersion", missing)
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver \(Failed to dlopen libcuda"):
+        launcher.require_gpu(torch.device("cuda", 0))
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "engine.backends.cuda", None)
+    with pytest.raises(DeviceError, match=r"pip install 'nexuskv\[cuda\]'"):
+        choose_backend(engine_options(device="cuda"))

@@ -25,6 +25,7 @@ def meetings(
     """How often each row [num_queries, group] meets each page [width]; checks where results go."""
     met = np.zeros((num_queries, HEADS.group, width), np.int64)
     written = np.zeros((num_queries, HEADS.group, 200), np.int64)
+    filled = np.zeros_like(written)
     for phase in plan.phases:
         assert phase.tiles.dtype == np.int32
         for tile in phase.tiles:
@@ -38,13 +39,16 @@ def meetings(
                     end = min(start + tile[t.SPLIT_PAGES], tile[t.END_PAGE])
                     met[query, row % HEADS.group, start : max(start, end)] += 1
                     if tile[t.IS_PARTIAL]:
-                        written[query, row % HEADS.group, tile[t.FIRST_SPLIT] + split] += 1
+                        at = query, row % HEADS.group, tile[t.FIRST_SPLIT] + split
+                        written[at] += 1
+                        filled[at] += end > start
     for query in range(num_queries):
         if query in plan.merged_queries:
             at = plan.partial_rows[query]
             assert plan.merged_queries[at] == query
             assert (written[query, :, : plan.merged_splits[at]] == 1).all()
-            assert (written[query, :, plan.merged_splits[at] :] == 0).all()
+            assert (filled[query, :, plan.merged_splits[at] - 1] == 1).all()
+            assert (filled[query, :, plan.merged_splits[at] :] == 0).all()
         else:
             assert (written[query] == 0).all()
     return met

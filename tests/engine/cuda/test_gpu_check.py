@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine import warm_up
 from engine.gpu_check import __main__ as gpu_check
-from engine.gpu_check import parity
+from engine.gpu_check import parity, serving
 from engine.gpu_check.parity import Scenario, Sizes
+from engine.gpu_check.random_model import LLAMA_1B
 from engine.gpu_check.report import Measurement, table, write_json
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.plan import Tuning
@@ -30,6 +33,21 @@ def test_parity_holds_in_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [m for m in measurements if not m.met] == []
     names = {m.name.split(".")[1] for m in measurements}
     assert names >= {"decode", "shared", "tree", "rms_norm", "rope_q", "rope_k", "write_v", "sample_rows"}
+
+
+def test_requests_served_together_or_drafted_get_the_tokens_they_get_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_up, "TIMED_ROWS", (1,))
+    tiny = replace(
+        LLAMA_1B, num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=1, intermediate_size=48,
+        vocab_size=40, max_position=64,
+    )  # fmt: skip
+    measurements = serving.agreement(SimulatorLauncher(), tiny, serving.Sizes(2, 5, 5))
+    assert [m.name.split(".", 2)[2] for m in measurements] == [
+        "greedy.together", "greedy.drafted", "sampled.together", "sampled.drafted",
+    ]  # fmt: skip
+    assert [m for m in measurements if not m.met] == []
 
 
 def test_a_wrong_result_is_not_met() -> None:
