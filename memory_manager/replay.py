@@ -15,6 +15,7 @@ from memory_manager.answers import AcquireStatus, UpdateAnswer
 from memory_manager.codec import Reader, decode_answer, decode_update
 from memory_manager.config import MemoryConfig
 from memory_manager.core.layout import BLOCK_SIZE
+from memory_manager.draft_index import DraftIndex
 from memory_manager.engine_pool import EnginePool
 from memory_manager.journal.file import read_records
 from memory_manager.journal.records import Kind
@@ -46,7 +47,9 @@ def replay(path: Path, num_blocks: int, config: MemoryConfig | None = None) -> R
 
     Waiting for prefixes has happened already: a request comes when it was granted.
     """
-    config = replace(config or MemoryConfig(), min_wait_blocks=_NEVER_WAIT, journal=None)
+    config = replace(
+        config or MemoryConfig(), min_wait_blocks=_NEVER_WAIT, journal=None, draft_index_tokens=0
+    )
     engines: dict[int, _TracedEngine] = {}
     result = Replayed(num_blocks)
     for record in read_records(path):
@@ -79,7 +82,7 @@ class _TracedEngine:
     """Says what an engine said, as far as the sequences it speaks of live here too. Always idle."""
 
     def __init__(self, num_blocks: int, config: MemoryConfig, result: Replayed) -> None:
-        self._pool = EnginePool("replay", 1, num_blocks, "", bytes(64), config)
+        self._pool = EnginePool("replay", 1, num_blocks, "", bytes(64), config, DraftIndex(0))
         self._result = result
         self._sequences: dict[int, _Sequence] = {}
         self._now_us = 0
