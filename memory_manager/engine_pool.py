@@ -205,7 +205,12 @@ class EnginePool:
         if request.advance.num_drafts.size:
             drafts = self._texts.propose(request.advance.sequence_ids, request.advance.num_drafts)
             if drafts is not None:
-                result = AdvanceResult(*result[:3], *drafts)
+                result = result._replace(
+                    draft_sequence_ids=drafts.sequence_ids,
+                    draft_base_lengths=drafts.base_lengths,
+                    num_draft_tokens=drafts.num_tokens,
+                    draft_tokens=drafts.tokens,
+                )
         return result
 
     def _call_core(

@@ -54,6 +54,9 @@ class MemoryManagerConfig(CommonConfig):
     fsync: str = option(
         "interval", "when the disk must have what the journal says", choices=("always", "interval", "never")
     )
+    draft_index_tokens: int = option(
+        1 << 20, "tokens of past prompts and outputs that are kept to draft from; 0: none", minimum=0
+    )
     tenant_limits: str = option(
         "", "TOML file: [TENANT] quota, floor, pin_cap, in blocks of each engine's pool"
     )

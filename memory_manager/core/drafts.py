@@ -93,7 +93,7 @@ def draft(ring: DraftRing, suffix: Array, max_tokens: int, out: Array) -> int:
     count, matched = _find(ring, suffix, places)
     num_drafted = 0
     while num_drafted < min(max_tokens, matched):
-        token = _vote(ring, places, count)
+        token = ring.tokens[(places[0] + 1) & mask] if count == 1 else _vote(ring, places, count)
         if token == BOUNDARY:
             break
         out[num_drafted] = token

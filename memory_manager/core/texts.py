@@ -1,4 +1,4 @@
-"""Texts: the tokens of a sequence as they go into its namespace's draft index, and drafts for those that ask."""
+"""Texts: a sequence's tokens as they go into its namespace's draft index, and drafts for those that ask."""
 
 # mypy: no-warn-return-any
 

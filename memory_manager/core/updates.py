@@ -21,7 +21,7 @@ class Executed(NamedTuple):
     `out` holds, one after the other: indices and blocks of replacements, each with room for
     `most_replaced`; from `fork_at` on granted and num_copies of each fork, then sources and destinations of
     copies, each with room for `most_copies`; from `room_at` on num_blocks of each entry, then the blocks;
-    from `text_at` on the root and the text's size of each release, then the texts. Who leaves none has size 0.
+    from `text_at` on the root and the text's size of each release (0: it leaves none), then the texts.
     """
 
     problem: int  # of the first bad entry

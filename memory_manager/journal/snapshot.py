@@ -1,4 +1,4 @@
-"""The whole state in one record: its facts as JSON, then the arrays of every pool and all remembered texts."""
+"""The whole state in one record: its facts as JSON, the arrays of every pool as they are, all texts."""
 
 import hashlib
 import json
