@@ -75,14 +75,11 @@ def decode_state(payload: memoryview, config: MemoryConfig, now_us: int) -> Stat
 
     Raises MemoryManagerError / JOURNAL_INCOMPATIBLE.
     """
-    (num_bytes,) = _HEAD.unpack_from(payload)
-    facts = json.loads(bytes(payload[_HEAD.size : _HEAD.size + num_bytes]))
+    facts, offset = _read_facts(payload)
     if facts["layout"] != _LAYOUT:
         raise MemoryManagerError("JOURNAL_INCOMPATIBLE", "written by another version")
     state = State(config_from_facts(facts["config"], config))
     state.last_epoch, state.last_pin_id = facts["last_epoch"], facts["last_pin_id"]
-    offset = _HEAD.size + num_bytes
-    offset += -offset % 8
     for engine_facts in facts["engines"]:
         arrays: list[Array] = []
         for dtype, size in zip(POOL_DTYPES.values(), engine_facts["sizes"], strict=True):
@@ -97,6 +94,19 @@ def decode_state(payload: memoryview, config: MemoryConfig, now_us: int) -> Stat
         state.drafts.restore(TextNamespace(*namespace), size, ended)
         offset += ended.nbytes
     return state
+
+
+def pool_sizes(payload: memoryview) -> list[int]:
+    """The number of blocks of every pool in a snapshot."""
+    facts, _ = _read_facts(payload)
+    return [engine["num_blocks"] for engine in facts["engines"]]
+
+
+def _read_facts(payload: memoryview) -> tuple[dict[str, Any], int]:
+    """The facts, and where the arrays begin."""
+    (num_bytes,) = _HEAD.unpack_from(payload)
+    end = _HEAD.size + num_bytes
+    return json.loads(bytes(payload[_HEAD.size : end])), end + -end % 8
 
 
 def _engine_from(facts: dict[str, Any], pool: Pool, state: State, now_us: int) -> EnginePool:
