@@ -2,21 +2,15 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import grpc
 import pytest
 
-from engine.memory_client import Acquire, Advance, Update
-from nexuskv.v1 import memory_pb2, memory_pb2_grpc
-from services.engine.memory_convert import update_to_pb
-
-NUM_BLOCKS = 8
+from tests.services.memory_process import NUM_BLOCKS, running_memory_manager, serve_requests
 
 
 class Manager(NamedTuple):
@@ -39,45 +33,10 @@ def said(*arguments: str, **environment: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
-    """Has served a handful of requests; one is left."""
     journal = tmp_path_factory.mktemp("memory") / "journal"
-    options = ["--memory-listen", "127.0.0.1:0", "--journal", str(journal)]
-    command = [sys.executable, "-m", "services.cli", "memory-manager", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    ready = re.fullmatch(r"ready memory=(\S+)\n", process.stdout.readline())
-    assert ready
-    serve_requests(ready[1])
-    yield Manager(ready[1], journal)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
-    process.stdout.close()
-
-
-def serve_requests(address: str) -> None:
-    with grpc.insecure_channel(address) as channel:
-        stub = memory_pb2_grpc.MemoryManagerServiceStub(channel)
-        registered = stub.RegisterEngine(
-            memory_pb2.RegisterEngineRequest(
-                engine_id="engine-7", num_blocks=NUM_BLOCKS, block_size=16, model_fingerprint="model"
-            )
-        )
-        op_seq = 0
-
-        def call(update: Update) -> None:
-            nonlocal op_seq
-            op_seq += 1
-            stub.UpdateSequences(update_to_pb(update, registered.epoch, op_seq))
-
-        def serve(sequence_id: int, tenant: str, tokens: list[int]) -> None:
-            call(Update(acquires=[Acquire(sequence_id, tenant, "", "", 0, tokens, match_prefix=True)]))
-            call(Update(advances=[Advance(sequence_id, [], len(tokens))], releases=[sequence_id]))
-
-        serve(1, "ann", [*range(64)])
-        serve(2, "ann", [*range(64)])
-        serve(3, "bob", [*range(900, 1028)])  # takes every block
-        serve(4, "ann", [*range(64)])
-        call(Update(acquires=[Acquire(5, "ann", "", "", 0, [*range(10)], match_prefix=True)]))
+    with running_memory_manager("--journal", str(journal), "--lease-ms", "3600000") as address:
+        serve_requests(address)
+        yield Manager(address, journal)
 
 
 def test_explain(manager: Manager) -> None:
