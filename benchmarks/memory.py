@@ -29,6 +29,7 @@ FIGURES = [
     Figure("memory.evict", workloads.evict, "blocks/s", "higher", 5e6),
     Figure("memory.rollback", workloads.rollback, "1/s", "higher", 10e6),
     Figure("memory.advance_core_us", workloads.advance_core_us, "us", "lower", 20),
+    Figure("memory.advance_drafts_us", workloads.advance_drafts_us, "us", "lower", None),
     Figure("memory.bytes_per_block", workloads.bytes_per_block, "bytes", "lower", 160),
     Figure("memory.recovery_ops", workloads.recovery_ops, "1/s", "higher", 1e6),
     Figure("memory.waste_share", workloads.waste_share, "share", "lower", 0.03),

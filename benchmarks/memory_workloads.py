@@ -255,6 +255,36 @@ def advance_core_us(num_rounds: int = 12, num_steps: int = 400) -> float:
     return 1e6 * min(statistics.median(map(engine.timed, batch)) for batch in rounds)
 
 
+def advance_drafts_us(num_sequences: int = 64, num_rounds: int = 12, num_steps: int = 100) -> float:
+    """Median of an update in which 64 sequences advance and are each offered 32 draft tokens."""
+    engine = Engine(65_536)
+    rng = np.random.default_rng(5)
+    told = [random_tokens(rng, 2048) for _ in ids(num_sequences)]
+    for text in told:
+        engine.call(acquires=(Acquire(1, text),))
+        engine.call(release=Release(np.array([1])))
+    # The first token differs, so that nothing is shared.
+    acquires = (
+        Acquire(int(i), np.append(int32s([i]), t[1:40]))
+        for i, t in zip(ids(num_sequences), told, strict=True)
+    )
+    engine.call(acquires=tuple(acquires))
+    engine.call(room=Room(ids(num_sequences), np.full(num_sequences, 2048, np.int32)))
+    wanted = np.full(num_sequences, 64, np.int32)
+    medians = []
+    for start in range(40, 40 + num_rounds * num_steps, num_steps):
+        times = []
+        for i in range(start, start + num_steps):
+            tokens = int32s([text[i] for text in told])
+            step = advance(num_sequences, tokens, i)._replace(num_drafts=wanted)
+            request = engine.request(advance=step)
+            times.append(engine.timed(request))
+        medians.append(statistics.median(times))
+    answer = engine.manager.update_sequences(request)
+    assert answer.advance.draft_tokens.size == 32 * num_sequences
+    return 1e6 * min(medians)
+
+
 def bytes_per_block(num_blocks: int = 65_536) -> float:
     return Engine(num_blocks).manager.stats().bytes_of_state / num_blocks
 

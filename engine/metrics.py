@@ -1,12 +1,10 @@
 """Counters and histograms of one engine; every number is counted, none is estimated."""
 
 import bisect
-from collections import Counter
 from dataclasses import dataclass, field
 
 from engine.batch import Batch
 from engine.sequence import Sequence
-from engine.speculation.drafter import Draft, DraftSource
 
 COUNT_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 SECONDS_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -35,8 +33,6 @@ class EngineMetrics:
     num_hit_tokens: int = 0  # of those, found in the cache
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    num_drafts: Counter[DraftSource] = field(default_factory=Counter)
-    accepted_at: Counter[int] = field(default_factory=Counter)  # accepted tokens by place in the draft
     sequences_per_step: Histogram = field(default_factory=lambda: Histogram(COUNT_BOUNDS))
     tokens_per_step: Histogram = field(default_factory=lambda: Histogram(COUNT_BOUNDS))
     step_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
@@ -48,11 +44,9 @@ class EngineMetrics:
             self.num_query_tokens += sequence.num_tokens
             self.num_hit_tokens += sequence.num_computed
 
-    def observe_draft(self, draft: Draft, num_accepted: int) -> None:
-        self.num_drafts[draft.source] += 1
-        self.num_draft_tokens += len(draft.tokens)
+    def observe_draft(self, num_drafted: int, num_accepted: int) -> None:
+        self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
-        self.accepted_at.update(range(num_accepted))
 
     def observe_step(self, batch: Batch, seconds: float) -> None:
         self.num_steps += 1

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from engine.logprobs import Logprobs
 from engine.sequence import FinishReason
+from engine.speculation.drafter import DraftSource
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class SequenceOutput:
     first_scheduled: float | None = None  # seconds since the epoch, with the first output
     sequence_id: int | None = None  # with the first output
     block_table: list[int] | None = None
+    draft_source: DraftSource | None = None  # of the step's draft tokens
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     error: str = ""  # why the engine, not the client, aborted it

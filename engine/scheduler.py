@@ -241,7 +241,7 @@ class Scheduler:
         """Accepted tokens have their K/V; rejected ones are forgotten by not counting them."""
         sequence.num_computed += num_accepted
         learn(sequence, len(draft.tokens), num_accepted)
-        self._metrics.observe_draft(draft, num_accepted)
+        self._metrics.observe_draft(len(draft.tokens), num_accepted)
 
     def _extend(self, item: ScheduledSequence, sampled: list[Sampled]) -> list[SequenceOutput]:
         """Appends what was sampled for a sequence and, at the end of their prompt, its siblings."""
@@ -249,7 +249,7 @@ class Scheduler:
         group = (sequence, *sequence.siblings)
         sequence.siblings = ()
         outputs = [
-            append_tokens(choice, one, len(item.draft_tokens), self._limits.max_model_len)
+            append_tokens(choice, one, item.draft, self._limits.max_model_len)
             for choice, one in zip(group, sampled, strict=True)
         ]
         for choice, output in zip(group, outputs, strict=True):

@@ -4,10 +4,11 @@ from engine.logprobs import concatenate, first_of
 from engine.outputs import SequenceOutput
 from engine.sampler import Sampled
 from engine.sequence import FinishReason, Sequence
+from engine.speculation.drafter import Draft
 
 
 def append_tokens(
-    sequence: Sequence, sampled: Sampled, num_drafted: int, max_model_len: int
+    sequence: Sequence, sampled: Sampled, draft: Draft | None, max_model_len: int
 ) -> SequenceOutput:
     """Appends the tokens up to the first that ends the sequence; stop tokens win over the length."""
     sampling, kept, reason = sequence.request.sampling, 0, None
@@ -35,7 +36,8 @@ def append_tokens(
         num_cached_tokens=sequence.num_cached if is_first else None,
         first_scheduled=sequence.first_scheduled if is_first else None,
         sequence_id=sequence.sequence_id if is_first else None,
-        num_draft_tokens=num_drafted,
+        draft_source=None if draft is None else draft.source,
+        num_draft_tokens=0 if draft is None else len(draft.tokens),
         num_accepted_tokens=len(sampled.tokens) - 1,
         block_table=list(sequence.block_table) if sequence.request.report_blocks else None,
     )

@@ -41,4 +41,6 @@ class MemoryConfig:
     default_limits: TenantLimits = TenantLimits()
     # Which cached leaf goes first: the one least recently used, or the one let go first of all.
     eviction: Literal["lru", "fifo"] = "lru"
+    # Tokens of past prompts and outputs that are kept to draft from, in all namespaces; 0: none.
+    draft_index_tokens: int = 1 << 20
     journal: JournalConfig | None = None

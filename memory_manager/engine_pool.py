@@ -27,6 +27,7 @@ from memory_manager.core.checks import Problem
 from memory_manager.core.jit import ArgumentTypesError
 from memory_manager.core.layout import BLOCK_SIZE, HEADLINE
 from memory_manager.core.waiting import take_woken
+from memory_manager.draft_index import DraftIndex, PoolTexts
 from memory_manager.errors import InvalidRequestError, PreconditionError
 from memory_manager.explanations import Explanations
 from memory_manager.pins import Pins
@@ -82,6 +83,7 @@ class EnginePool:
         model_fingerprint: str,
         secret: bytes,
         config: MemoryConfig,
+        drafts: DraftIndex,
     ) -> None:
         """`secret` is 64 bytes that nobody else knows."""
         self.engine_id = engine_id
@@ -93,8 +95,9 @@ class EnginePool:
         self.tables = Tables(num_blocks, secret, config)
         self.pins = Pins(self.tables)
         self.explanations = Explanations(self.tables)
+        self._texts = PoolTexts(model_fingerprint, self.tables, drafts)
         # Where the core writes answers; one that may not fit gets arrays of its own.
-        self._outbox = np.empty(256, INT64), np.empty(2048, INT32)
+        self._outbox = np.empty(256, INT64), np.empty(8192, INT32)
         self.last_call = LastCall(0, b"", None)
 
     @contextmanager
@@ -178,12 +181,12 @@ class EnginePool:
             done = self._call_core(request, acquire_ids, replaced_ids, out)
         else:
             out = out[: done.out_size].copy()  # the outbox is used again
-        advance, fork, room = NO_ADVANCE_RESULT, NO_FORK_RESULT, NO_ROOM_RESULT
-        if done.num_replaced:
-            blocks = out[done.most_replaced : done.most_replaced + done.num_replaced]
-            advance = AdvanceResult(
-                replaced_ids[: done.num_replaced].copy(), out[: done.num_replaced], blocks
-            )
+        fork, room = NO_FORK_RESULT, NO_ROOM_RESULT
+        num_releases = request.release.sequence_ids.size
+        if num_releases:
+            roots, sizes = out[done.text_at : done.text_at + 2 * num_releases].reshape(2, num_releases)
+            self._texts.remember(roots, sizes, out[done.text_at + 2 * num_releases :])
+        advance = self._advance_result(request, done, replaced_ids, out)
         if request.fork is not NO_FORK:
             fork = _fork_result(done, request.fork.parent_ids.size, out)
         num_rooms = request.room.sequence_ids.size
@@ -191,6 +194,24 @@ class EnginePool:
             blocks_at = done.room_at + num_rooms
             room = RoomResult(out[done.room_at : blocks_at], out[blocks_at : blocks_at + done.num_room])
         return advance, fork, room
+
+    def _advance_result(
+        self, request: UpdateRequest, done: updates.Executed, replaced_ids: Int64s, out: Int32s
+    ) -> AdvanceResult:
+        result, num_replaced = NO_ADVANCE_RESULT, done.num_replaced
+        if num_replaced:
+            blocks = out[done.most_replaced : done.most_replaced + num_replaced]
+            result = AdvanceResult(replaced_ids[:num_replaced].copy(), out[:num_replaced], blocks)
+        if request.advance.num_drafts.size:
+            drafts = self._texts.propose(request.advance.sequence_ids, request.advance.num_drafts)
+            if drafts is not None:
+                result = result._replace(
+                    draft_sequence_ids=drafts.sequence_ids,
+                    draft_base_lengths=drafts.base_lengths,
+                    num_draft_tokens=drafts.num_tokens,
+                    draft_tokens=drafts.tokens,
+                )
+        return result
 
     def _call_core(
         self, request: UpdateRequest, acquire_ids: Int64s, replaced_ids: Int64s, out: Int32s
@@ -246,6 +267,11 @@ class EnginePool:
     def clear(self, condition: Callable[[Namespace], bool]) -> Cleared:
         """Forgets what is cached in the namespaces that meet the condition, pins included."""
         self.pins.remove_where(condition)
+        if self.last_call.answer is not None:
+            # A repeat of the last call must not bring back what is forgotten.
+            answer = self.last_call.answer
+            advance = AdvanceResult(*answer.advance[:3])
+            self.last_call = self.last_call._replace(answer=answer._replace(advance=advance))
         in_scope = np.zeros(self.tables.pool.roots.size, np.bool_)
         for namespace, row in self.tables.namespaces.rows.items():
             in_scope[row] = condition(namespace)

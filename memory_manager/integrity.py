@@ -158,6 +158,8 @@ def _check_sequence(pool: Pool, arrays: Array, row: int) -> Iterator[str]:
         yield "num_sealed or num_blocks does not fit the page table"
     if not num_sealed * BLOCK_SIZE <= sequence["num_written"] <= num_tokens:
         yield "num_written out of range"
+    if sequence["num_inherited"] > num_tokens:
+        yield "num_inherited out of range"
     if num_tokens > sequence["num_blocks"] * BLOCK_SIZE:
         yield "more tokens than slots"
     if sequence["seals"] and sequence["num_written"] // BLOCK_SIZE != num_sealed:

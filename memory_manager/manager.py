@@ -194,12 +194,14 @@ class MemoryManager(Reader):
         self._commit()
 
     def clear_cache(self, engine_id: str = "", salt: str | None = None) -> Cleared:
-        """Forgets cached prefixes, of all engines without a name, of one salt's namespaces with `salt`.
+        """Forgets prefixes and texts, of all engines without a name, of one salt's namespaces with `salt`.
 
         Blocks that running sequences hold are detached now and freed with their last holder. Nothing of
         what was forgotten stays in the journal.
         """
         engines = [self._engine(engine_id)] if engine_id else list(self._state.engines.values())
+        if not engine_id:
+            self._state.forget_texts(salt)
         now_us = self._now_us()
         cleared = []
         for engine in engines:

@@ -43,6 +43,7 @@ class Reader:
         return Stats(
             engines=tuple(map(engine_stats, engines)),
             bytes_of_state=sum(map(state_bytes, engines)),
+            draft_index_bytes=self._state.drafts.num_bytes,
             uptime_s=self._clock() - self._started_at,
             journal_bytes=None if self._journal is None else self._journal.num_bytes,
         )

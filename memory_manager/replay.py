@@ -1,9 +1,6 @@
-"""A journal as a trace: what the same requests would have hit with another pool, or under other rules.
+"""A journal as a trace: what the same requests would have hit with another pool, or under other rules."""
 
-`python -m memory_manager.replay FILE [NUM_BLOCKS ...]` prints a miss-ratio curve.
-"""
-
-import sys
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +12,11 @@ from memory_manager.answers import AcquireStatus, UpdateAnswer
 from memory_manager.codec import Reader, decode_answer, decode_update
 from memory_manager.config import MemoryConfig
 from memory_manager.core.layout import BLOCK_SIZE
+from memory_manager.draft_index import DraftIndex
 from memory_manager.engine_pool import EnginePool
 from memory_manager.journal.file import read_records
 from memory_manager.journal.records import Kind
+from memory_manager.journal.snapshot import pool_sizes
 from memory_manager.requests import Acquire, Advance, Fork, Release, Room, UpdateRequest
 
 _NEVER_WAIT = 1 << 30
@@ -46,7 +45,9 @@ def replay(path: Path, num_blocks: int, config: MemoryConfig | None = None) -> R
 
     Waiting for prefixes has happened already: a request comes when it was granted.
     """
-    config = replace(config or MemoryConfig(), min_wait_blocks=_NEVER_WAIT, journal=None)
+    config = replace(
+        config or MemoryConfig(), min_wait_blocks=_NEVER_WAIT, journal=None, draft_index_tokens=0
+    )
     engines: dict[int, _TracedEngine] = {}
     result = Replayed(num_blocks)
     for record in read_records(path):
@@ -59,6 +60,17 @@ def replay(path: Path, num_blocks: int, config: MemoryConfig | None = None) -> R
     for engine in engines.values():
         engine.add_up()
     return result
+
+
+def recorded_num_blocks(path: Path) -> int:
+    """Blocks of the largest pool in a journal file; 0 when there is none."""
+    sizes = [0]
+    for record in read_records(path):
+        if record.kind == Kind.SNAPSHOT:
+            sizes += pool_sizes(record.payload)
+        elif record.kind == Kind.REGISTER:
+            sizes.append(json.loads(bytes(record.payload))["num_blocks"])
+    return max(sizes)
 
 
 def miss_ratio_curve(
@@ -79,7 +91,7 @@ class _TracedEngine:
     """Says what an engine said, as far as the sequences it speaks of live here too. Always idle."""
 
     def __init__(self, num_blocks: int, config: MemoryConfig, result: Replayed) -> None:
-        self._pool = EnginePool("replay", 1, num_blocks, "", bytes(64), config)
+        self._pool = EnginePool("replay", 1, num_blocks, "", bytes(64), config, DraftIndex(0))
         self._result = result
         self._sequences: dict[int, _Sequence] = {}
         self._now_us = 0
@@ -147,14 +159,3 @@ class _TracedEngine:
             )
         else:
             self._result.num_refused += 1
-
-
-def main(arguments: list[str]) -> None:
-    path, *sizes = arguments
-    print(f"{'blocks':>10} {'miss ratio':>10}")
-    for size, miss_ratio in miss_ratio_curve(Path(path), map(int, sizes)):
-        print(f"{size:>10} {miss_ratio:>10.3f}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -6,6 +6,7 @@ A journal records these calls; replaying them gives the same state and the same 
 from memory_manager.answers import UpdateAnswer
 from memory_manager.columns import Int32s
 from memory_manager.config import MemoryConfig
+from memory_manager.draft_index import DraftIndex, TextNamespace
 from memory_manager.engine_pool import EnginePool
 from memory_manager.errors import PreconditionError
 from memory_manager.requests import UpdateRequest
@@ -15,6 +16,7 @@ from memory_manager.views import Cleared, Pin
 class State:
     def __init__(self, config: MemoryConfig) -> None:
         self.config = config
+        self.drafts = DraftIndex(config.draft_index_tokens)
         self.engines: dict[int, EnginePool] = {}  # by epoch
         self.last_epoch = 0
         self.last_pin_id = 0
@@ -27,13 +29,16 @@ class State:
 
     def configure(self, config: MemoryConfig) -> None:
         self.config = config
+        self.drafts.configure(config.draft_index_tokens)
         for engine in self.engines.values():
             engine.configure(config)
 
     def register(
         self, epoch: int, engine_id: str, num_blocks: int, model_fingerprint: str, secret: bytes
     ) -> None:
-        self.engines[epoch] = EnginePool(engine_id, epoch, num_blocks, model_fingerprint, secret, self.config)
+        self.engines[epoch] = EnginePool(
+            engine_id, epoch, num_blocks, model_fingerprint, secret, self.config, self.drafts
+        )
         self.last_epoch = epoch
 
     def end_epoch(self, epoch: int) -> None:
@@ -62,5 +67,17 @@ class State:
 
     def clear(self, epoch: int, salt: str | None, now_us: int) -> Cleared:
         engine = self.engine(epoch)
+        self.forget_texts(salt, engine.model_fingerprint)
         with engine.changing(now_us):
             return engine.clear(lambda namespace: salt in (None, namespace[0]))
+
+    def forget_texts(self, salt: str | None, model_fingerprint: str | None = None) -> None:
+        """Of all salts, of all models where None is given."""
+
+        def is_meant(namespace: TextNamespace) -> bool:
+            return salt in (None, namespace.salt) and model_fingerprint in (
+                None,
+                namespace.model_fingerprint,
+            )
+
+        self.drafts.forget(is_meant)

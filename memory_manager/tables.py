@@ -62,6 +62,7 @@ class Tables:
         """From now on, these are the rules."""
         self._config = config
         self.pool.counters["fifo"] = config.eviction == "fifo"
+        self.pool.counters["remembers"] = config.draft_index_tokens > 0
         for tenant, row in self.tenants.rows.items():
             self._set_limits(tenant, row)
 
@@ -74,7 +75,7 @@ class Tables:
         entry["pin_cap"] = num_blocks // 4 if limits.pin_cap is None else limits.pin_cap
 
     def tenant_of_row(self, row: int) -> str | None:
-        return next((name for name, at in self.tenants.rows.items() if at == row), None)
+        return self.tenants.names.get(row)
 
     def find_prefix(self, namespace: Namespace, tokens: Int32s, limit: int) -> prefixes.Prefix:
         """The longest cached prefix of `tokens`, at most `limit` blocks."""

@@ -60,6 +60,7 @@ class EngineStats:
 class Stats:
     engines: tuple[EngineStats, ...]
     bytes_of_state: int
+    draft_index_bytes: int
     uptime_s: float
     journal_bytes: int | None = None
 

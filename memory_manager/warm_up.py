@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memory_manager.config import MemoryConfig
+from memory_manager.draft_index import DraftIndex
 from memory_manager.engine_pool import EnginePool
 from memory_manager.inspection import inspect_blocks
 from memory_manager.integrity import check_pool, subject_of
@@ -17,7 +18,7 @@ from memory_manager.requests import Acquire, Advance, Fork, Release, Room, Trunc
 @cache
 def warm_up() -> None:
     """Once per process."""
-    engine = EnginePool("warm-up", 1, 64, "", bytes(64), MemoryConfig())
+    engine = EnginePool("warm-up", 1, 64, "", bytes(64), MemoryConfig(), DraftIndex(1024))
     for op_seq, lists in enumerate(_LISTS, start=1):
         engine.update(UpdateRequest(1, op_seq, **lists), now_us=0)
     engine.pins.add(1, "", ("", ""), _PROMPT, 0, 0)
@@ -34,6 +35,7 @@ def _int32s(*values: int) -> npt.NDArray[np.int32]:
 
 _PROMPT = np.arange(160, dtype=np.int32)
 _ONE = np.array([1])
+_ONE32 = _int32s(1)
 _LISTS: list[dict[str, Any]] = [
     {"acquires": (Acquire(1, _PROMPT), Acquire(2, _PROMPT))},  # the second waits
     {
@@ -44,4 +46,8 @@ _LISTS: list[dict[str, Any]] = [
         "room": Room(_ONE, _int32s(20)),
     },
     {"acquires": tuple(Acquire(i, _int32s(i)) for i in range(4, 30))},  # more rows are needed
+    {
+        "release": Release(np.array([3])),
+        "advance": Advance(_ONE, _int32s(0), _int32s(), _int32s(160), _ONE32),
+    },
 ]

@@ -9,15 +9,18 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from services.config import (
+    BlocksConfig,
     CommonConfig,
     ConfigError,
     EngineConfig,
+    ExplainConfig,
     FrontendConfig,
     MemoryManagerConfig,
+    ReplayConfig,
     add_arguments,
     load,
 )
-from services.startup import StartError
+from services.startup import CommandError
 
 _COMMANDS: dict[str, tuple[str, tuple[type[CommonConfig], ...]]] = {
     "up": (
@@ -27,6 +30,9 @@ _COMMANDS: dict[str, tuple[str, tuple[type[CommonConfig], ...]]] = {
     "memory-manager": ("one memory manager", (MemoryManagerConfig,)),
     "engine": ("one engine", (EngineConfig,)),
     "frontend": ("one frontend", (FrontendConfig,)),
+    "explain": ("why a sequence hit or missed the cache", (ExplainConfig,)),
+    "blocks": ("who has how much of an engine's pool", (BlocksConfig,)),
+    "replay": ("hit rates of a journal's requests with other pools", (ReplayConfig,)),
 }
 
 
@@ -35,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with asyncio.Runner(loop_factory=_loop_factory(arguments.command)) as runner:
             runner.run(_run(arguments.command, vars(arguments), os.environ))
-    except (ConfigError, StartError) as error:
+    except (ConfigError, CommandError) as error:
         print(f"nexuskv {arguments.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -69,6 +75,18 @@ def _run(command: str, arguments: Mapping[str, Any], environ: Mapping[str, str])
             load(FrontendConfig, arguments, environ),
             lambda at: _say_ready(f"http={at.http} grpc={at.grpc} model={at.model}"),
         )
+    if command == "explain":
+        from services.memory_tools import explain
+
+        return explain(load(ExplainConfig, arguments, environ), print)
+    if command == "blocks":
+        from services.memory_tools import show_blocks
+
+        return show_blocks(load(BlocksConfig, arguments, environ), print)
+    if command == "replay":
+        from services.replay import run_replay
+
+        return run_replay(load(ReplayConfig, arguments, environ), print)
     from services.supervisor import SystemConfig, run_system
 
     config = SystemConfig(

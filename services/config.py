@@ -27,9 +27,14 @@ def option(
     choices: tuple[str, ...] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
+    positional: str | None = None,
 ) -> Any:
-    """A dataclass field that is a command line option and an environment variable."""
-    return field(default=default, metadata=dict(help=help, choices=choices, minimum=minimum, maximum=maximum))
+    """A dataclass field that is a command line option and an environment variable.
+
+    `positional` is what a field that must be given, without a name, is called in the help.
+    """
+    metadata = dict(help=help, choices=choices, minimum=minimum, maximum=maximum, positional=positional)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ class MemoryManagerConfig(CommonConfig):
     journal_repair: bool = option(False, "cut a damaged journal before its first damaged record and start")
     fsync: str = option(
         "interval", "when the disk must have what the journal says", choices=("always", "interval", "never")
+    )
+    draft_index_tokens: int = option(
+        1 << 20, "tokens of past prompts and outputs that are kept to draft from; 0: none", minimum=0
     )
     tenant_limits: str = option(
         "", "TOML file: [TENANT] quota, floor, pin_cap, in blocks of each engine's pool"
@@ -102,6 +110,26 @@ class FrontendConfig(CommonConfig):
     max_body_bytes: int = option(8 << 20, "largest request body", minimum=1024)
 
 
+@dataclass(frozen=True)
+class BlocksConfig(CommonConfig):
+    memory_address: str = option("127.0.0.1:50052", "where the memory manager is")
+    engine_id: str = option("", "whose blocks; may be left out when there is one engine")
+
+
+@dataclass(frozen=True)
+class ExplainConfig(BlocksConfig):
+    sequence_id: int = option(0, "the `sequence_id` of /v1/generate/stream", positional="ID", minimum=1)
+    administrator: bool = option(False, "name other tenants too")
+
+
+@dataclass(frozen=True)
+class ReplayConfig(CommonConfig):
+    journal: str = option("", "a journal file, or the directory of a journal", positional="JOURNAL")
+    blocks: int = option(0, "blocks of the pool; 0: as many as when it was written", minimum=0)
+    policy: str = option("lru", "which cached block goes first", choices=("lru", "fifo"))
+    plot: str = option("miss-ratio.png", "where the miss-ratio curve is drawn")
+
+
 Config = TypeVar("Config", bound=CommonConfig)
 
 
@@ -113,6 +141,9 @@ def add_arguments(parser: argparse.ArgumentParser, config_classes: Iterable[type
             if f.name in seen:
                 continue
             seen.add(f.name)
+            if f.metadata["positional"]:
+                parser.add_argument(f.name, metavar=f.metadata["positional"], help=f.metadata["help"])
+                continue
             shown = "" if f.default in ("", None) else f" (default: {f.default})"
             flag = "--" + f.name.replace("_", "-")
             # An option that is true or false may stand alone.
@@ -125,7 +156,7 @@ def load(cls: type[Config], arguments: Mapping[str, Any], environ: Mapping[str, 
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for f in fields(cls):
-        text, key = arguments.get(f.name), "--" + f.name.replace("_", "-")
+        text, key = arguments.get(f.name), f.metadata["positional"] or "--" + f.name.replace("_", "-")
         if text is None:
             key = ENV_PREFIX + f.name.upper()
             text = environ.get(key)

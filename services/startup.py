@@ -1,5 +1,9 @@
-"""Why a process could not start."""
+"""Why a command failed."""
 
 
-class StartError(Exception):
-    """A process cannot start or did not get ready; the message is one sentence for people."""
+class CommandError(Exception):
+    """A command cannot do what it should; the message is one sentence for people."""
+
+
+class StartError(CommandError):
+    """A process cannot start or did not get ready."""

@@ -118,6 +118,7 @@ async def run_system(config: SystemConfig, on_ready: Callable[[str], None]) -> N
     """Runs until SIGTERM or SIGINT. `on_ready` hears the ready line. Raises StartError or ConfigError."""
     _check_doors(config.frontend)
     config = config.on_free_ports()
+    logger.info("the memory manager's address is %s", config.memory_manager.memory_listen)
     memory = Child("memory-manager", config.memory_manager)
     engine = Child("engine", config.engine)
     frontend = Child("frontend", config.frontend)

@@ -35,6 +35,7 @@ from nexuskv_client.errors import (
 )
 from nexuskv_client.results import (
     Choice,
+    DraftUsage,
     FinishReason,
     Generation,
     Model,
@@ -50,6 +51,7 @@ __all__ = [
     "Choice",
     "Client",
     "DeadlineExceededError",
+    "DraftUsage",
     "FinishReason",
     "Generation",
     "InvalidArgumentError",

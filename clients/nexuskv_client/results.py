@@ -1,6 +1,6 @@
 """What a call answers, as plain Python values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -29,12 +29,20 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class DraftUsage:
+    num_drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True)
 class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     draft_tokens: int
     accepted_tokens: int
+    drafts: Mapping[str, DraftUsage]  # by source: shared_index, prompt_lookup
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,15 @@ def usage(message: pb.Usage) -> Usage:
         message.cached_tokens,
         message.draft_tokens,
         message.accepted_tokens,
+        {
+            _source(d.source): DraftUsage(d.num_drafts, d.draft_tokens, d.accepted_tokens)
+            for d in message.drafts
+        },
     )
+
+
+def _source(source: pb.DraftSource.ValueType) -> str:
+    return pb.DraftSource.Name(source).removeprefix("DRAFT_SOURCE_").lower()
 
 
 def timings(message: pb.Timings) -> Timings:

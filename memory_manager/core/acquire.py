@@ -68,7 +68,7 @@ def acquire(
     if num_cached > 0:
         sequence.path = paths[num_cached - 1]
     sequence.num_sealed = sequence.num_blocks = num_cached
-    sequence.num_written = num_cached * BLOCK_SIZE
+    sequence.num_written = sequence.num_inherited = num_cached * BLOCK_SIZE
     append_blocks(pool, row, num_fresh, table, num_cached)
     _write_tokens(pool, row, tokens)
     announce(pool, row, paths)

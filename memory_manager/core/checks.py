@@ -8,6 +8,7 @@ from typing import NamedTuple
 from memory_manager.core.jit import inner
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
 from memory_manager.core.rows import find_row
+from memory_manager.core.texts import text_start
 
 
 class Problem(IntEnum):
@@ -39,6 +40,7 @@ class Verdict(NamedTuple):
     most_replaced: int
     most_copies: int
     most_room: int
+    most_text: int  # tokens and boundaries
 
 
 @inner
@@ -67,7 +69,7 @@ def check_update(
         or launched_step < counters[0].launched_step
         or completed_step < counters[0].completed_step
     ):
-        return Verdict(Problem.BAD_STEPS, 0, 0, 0, 0)
+        return Verdict(Problem.BAD_STEPS, 0, 0, 0, 0, 0)
     if (
         not advance_ids.size == num_tokens.size == num_written.size
         or (num_drafts.size != 0 and num_drafts.size != advance_ids.size)
@@ -75,22 +77,23 @@ def check_update(
         or parent_ids.size != child_ids.size
         or room_ids.size != num_ahead.size
     ):
-        return Verdict(Problem.BAD_ARRAY_LENGTH, 0, 0, 0, 0)
+        return Verdict(Problem.BAD_ARRAY_LENGTH, 0, 0, 0, 0, 0)
     counters[0].calls += 1
-    most_copies = most_room = 0
+    most_copies = most_room = most_text = 0
     problem, sequence_id, most_replaced = _check_advance(
         pool, advance_ids, num_tokens, tokens.size, num_written
     )
     if problem == Problem.NONE:
         problem, sequence_id = _check_truncate(pool, truncate_ids, num_kept)
     if problem == Problem.NONE:
-        _mark_released(pool, release_ids)
+        most_text = _mark_released(pool, release_ids)
         problem, sequence_id, most_copies = _check_fork(pool, parent_ids, child_ids)
     if problem == Problem.NONE:
         problem, sequence_id, most_room = _check_room(pool, room_ids, num_ahead, parent_ids, child_ids)
     if problem == Problem.NONE:
         problem, sequence_id = _check_new(pool, acquire_ids)
-    return Verdict(problem, sequence_id, most_replaced, most_copies, min(most_room, pool.nodes.size))
+    most_room = min(most_room, pool.nodes.size)
+    return Verdict(problem, sequence_id, most_replaced, most_copies, most_room, most_text)
 
 
 @inner
@@ -161,11 +164,15 @@ def _check_truncate(pool: Pool, sequence_ids: Array, num_kept: Array) -> tuple[P
 
 
 @inner
-def _mark_released(pool: Pool, sequence_ids: Array) -> None:
+def _mark_released(pool: Pool, sequence_ids: Array) -> int:
+    """Answers the size of their texts."""
+    most_text = 0
     for i in range(sequence_ids.size):
         row = find_row(pool, sequence_ids[i])
         if row != NONE:
-            _mark(pool, row, _RELEASED)
+            if not _mark(pool, row, _RELEASED) and pool.counters[0].remembers:
+                most_text += _tokens_after_advance(pool, row) - text_start(pool, row) + 1
+    return most_text
 
 
 @inner

@@ -55,6 +55,7 @@ SEQUENCE = np.dtype(
         ("num_written", np.int32),  # of these, with K/V in the pool
         ("num_sealed", np.int32),  # shared blocks: the path from the root down to `node`
         ("num_blocks", np.int32),  # shared and private
+        ("num_inherited", np.int32),  # tokens at its start that stand in another sequence's text
         ("node", np.int32),  # deepest shared node, or the root: the one node the sequence holds
         ("first", np.int32),  # first private block
         ("last", np.int32),  # last private block
@@ -109,7 +110,7 @@ HEADLINE = ("num_free", "num_fenced", "num_evictable", "num_woken", "num_changes
 
 _OTHER_COUNTERS = (
     "num_private num_ready num_quarantined num_sequences num_waiting"
-    " launched_step completed_step tick calls fifo"
+    " launched_step completed_step tick calls fifo remembers"
     " num_evictions num_query_tokens num_hit_tokens num_forks num_coalesced_tokens"
     " num_truncated_blocks num_replaced_blocks"
 ).split()

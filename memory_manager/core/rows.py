@@ -55,6 +55,7 @@ def take_row(pool: Pool, sequence_id: int, tenant: int, root: int) -> int:
     sequence.path = pool.roots[root].path
     sequence.mark = 0
     sequence.num_tokens = sequence.num_written = sequence.num_sealed = sequence.num_blocks = 0
+    sequence.num_inherited = 0
     sequence.node = pool.nodes.size + root
     sequence.first = sequence.last = sequence.cursor = NONE
     sequence.tenant = tenant

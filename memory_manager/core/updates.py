@@ -10,6 +10,7 @@ from memory_manager.core.holds import drop_hold, hold
 from memory_manager.core.jit import inner, kernel
 from memory_manager.core.layout import BLOCK_SIZE, NONE, Array, Pool
 from memory_manager.core.rows import find_row, give_row, take_row
+from memory_manager.core.texts import write_text
 from memory_manager.core.trie import retract, seal_first
 from memory_manager.core.waiting import remove_waiter
 
@@ -19,7 +20,8 @@ class Executed(NamedTuple):
 
     `out` holds, one after the other: indices and blocks of replacements, each with room for
     `most_replaced`; from `fork_at` on granted and num_copies of each fork, then sources and destinations of
-    copies, each with room for `most_copies`; from `room_at` on num_blocks of each entry, then the blocks.
+    copies, each with room for `most_copies`; from `room_at` on num_blocks of each entry, then the blocks;
+    from `text_at` on the root and the text's size of each release (0: it leaves none), then the texts.
     """
 
     problem: int  # of the first bad entry
@@ -31,6 +33,7 @@ class Executed(NamedTuple):
     num_copies: int
     room_at: int
     num_room: int  # blocks
+    text_at: int
     out_size: int  # that may be needed
 
 
@@ -54,7 +57,7 @@ def execute(
     acquire_ids: Array,  # int64[q]
     replaced_ids: Array,  # out, int64[enough]
     out: Array,  # out, int32[enough]
-) -> tuple[int, int, int, int, int, int, int, int, int, int]:
+) -> tuple[int, int, int, int, int, int, int, int, int, int, int]:
     """Checks a whole call and executes all of its lists but the acquires.
 
     Does nothing when an entry is bad, or when `replaced_ids` or `out` may be too small. There must be rows
@@ -81,7 +84,8 @@ def execute(
     )
     fork_at = 2 * verdict.most_replaced
     room_at = fork_at + 2 * (parent_ids.size + verdict.most_copies)
-    out_size = room_at + room_ids.size + verdict.most_room
+    text_at = room_at + room_ids.size + verdict.most_room
+    out_size = text_at + 2 * release_ids.size + verdict.most_text
     num_replaced = num_copies = num_room = 0
     is_right = verdict.problem == Problem.NONE
     if is_right and verdict.most_replaced <= replaced_ids.size and out_size <= out.size:
@@ -92,9 +96,9 @@ def execute(
         replaced = (replaced_ids, out[: verdict.most_replaced], out[verdict.most_replaced : fork_at])
         num_replaced = _advance(pool, advance_ids, num_tokens, tokens, num_written, replaced)
         _truncate(pool, truncate_ids, num_kept)
-        _release(pool, release_ids)
+        _release(pool, release_ids, out[text_at:out_size])
         num_copies = _fork(pool, parent_ids, child_ids, out[fork_at:room_at], verdict.most_copies)
-        num_room = _room(pool, room_ids, num_ahead, out[room_at:out_size])
+        num_room = _room(pool, room_ids, num_ahead, out[room_at:text_at])
     return (
         verdict.problem.value,
         verdict.sequence_id,
@@ -105,6 +109,7 @@ def execute(
         num_copies,
         room_at,
         num_room,
+        text_at,
         out_size,
     )
 
@@ -160,12 +165,19 @@ def _truncate(pool: Pool, sequence_ids: Array, num_kept: Array) -> None:
 
 
 @inner
-def _release(pool: Pool, sequence_ids: Array) -> None:
-    """Ends sequences; unknown ids are ignored."""
-    for i in range(sequence_ids.size):
+def _release(pool: Pool, sequence_ids: Array, out: Array) -> None:
+    """Ends sequences; unknown ids are ignored. What rests on a cleared namespace leaves no text."""
+    num_releases = sequence_ids.size
+    num_written = 2 * num_releases
+    for i in range(num_releases):
         row = find_row(pool, sequence_ids[i])
+        out[num_releases + i] = 0
         if row != NONE:
             sequence = pool.sequences[row]
+            if pool.counters[0].remembers and sequence.seals:
+                out[i] = sequence.root
+                out[num_releases + i] = write_text(pool, row, out[num_written:])
+                num_written += out[num_releases + i]
             retract(pool, sequence.first)
             drop_private(pool, row, sequence.num_sealed)
             drop_hold(pool, sequence.node)
@@ -206,6 +218,7 @@ def _fork_row(
     child.path = parent.path
     child.num_tokens = parent.num_tokens
     child.num_written = parent.num_written
+    child.num_inherited = parent.num_tokens
     child.num_sealed = child.num_blocks = parent.num_sealed
     child.node = parent.node
     child.seals = parent.seals

@@ -67,6 +67,7 @@ def config_to_facts(config: MemoryConfig) -> dict[str, Any]:
     return {
         "min_wait_blocks": config.min_wait_blocks,
         "eviction": config.eviction,
+        "draft_index_tokens": config.draft_index_tokens,
         "default_limits": vars(config.default_limits),
         "tenants": {tenant: vars(limits) for tenant, limits in config.tenants.items()},
     }
@@ -78,6 +79,7 @@ def config_from_facts(facts: dict[str, Any], base: MemoryConfig) -> MemoryConfig
         base,
         min_wait_blocks=facts["min_wait_blocks"],
         eviction=facts["eviction"],
+        draft_index_tokens=facts["draft_index_tokens"],
         default_limits=TenantLimits(**facts["default_limits"]),
         tenants={tenant: TenantLimits(**limits) for tenant, limits in facts["tenants"].items()},
     )

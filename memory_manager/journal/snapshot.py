@@ -1,4 +1,4 @@
-"""The whole state in one record: its facts as JSON, then the arrays of every pool as they are."""
+"""The whole state in one record: its facts as JSON, the arrays of every pool as they are, all texts."""
 
 import hashlib
 import json
@@ -9,9 +9,11 @@ import numpy as np
 
 from memory_manager.codec import Reader, decode_answer, encode_answer
 from memory_manager.config import MemoryConfig
+from memory_manager.core.drafts import texts_of
 from memory_manager.core.layout import POOL_DTYPES, Array, Pool, aligned_zeros
 from memory_manager.core.prefixes import Prefix
 from memory_manager.directory import Directory
+from memory_manager.draft_index import TextNamespace
 from memory_manager.engine_pool import EnginePool, LastCall
 from memory_manager.errors import MemoryManagerError
 from memory_manager.journal.records import config_from_facts, config_to_facts, encode_facts
@@ -24,18 +26,21 @@ _HEAD = struct.Struct("<q")  # bytes of the facts
 
 
 def encode_state(state: State) -> bytes:
+    texts = [(namespace, ring, texts_of(ring)) for namespace, ring in state.drafts.rings.items()]
     facts = {
         "layout": _LAYOUT,
         "config": config_to_facts(state.config),
         "last_epoch": state.last_epoch,
         "last_pin_id": state.last_pin_id,
         "engines": [_engine_facts(engine) for engine in state.engines.values()],
+        "texts": [(*namespace, ring.tokens.size, ended.size) for namespace, ring, ended in texts],
     }
     encoded = encode_facts(facts)
     parts = [_HEAD.pack(len(encoded)), encoded, _padding(len(encoded))]
     for engine in state.engines.values():
         for array in engine.tables.pool:
             parts += [array.tobytes(), _padding(array.nbytes)]
+    parts += [ended.tobytes() for _, _, ended in texts]
     return b"".join(parts)
 
 
@@ -70,14 +75,11 @@ def decode_state(payload: memoryview, config: MemoryConfig, now_us: int) -> Stat
 
     Raises MemoryManagerError / JOURNAL_INCOMPATIBLE.
     """
-    (num_bytes,) = _HEAD.unpack_from(payload)
-    facts = json.loads(bytes(payload[_HEAD.size : _HEAD.size + num_bytes]))
+    facts, offset = _read_facts(payload)
     if facts["layout"] != _LAYOUT:
         raise MemoryManagerError("JOURNAL_INCOMPATIBLE", "written by another version")
     state = State(config_from_facts(facts["config"], config))
     state.last_epoch, state.last_pin_id = facts["last_epoch"], facts["last_pin_id"]
-    offset = _HEAD.size + num_bytes
-    offset += -offset % 8
     for engine_facts in facts["engines"]:
         arrays: list[Array] = []
         for dtype, size in zip(POOL_DTYPES.values(), engine_facts["sizes"], strict=True):
@@ -85,19 +87,37 @@ def decode_state(payload: memoryview, config: MemoryConfig, now_us: int) -> Stat
             array[:] = np.frombuffer(payload, dtype, size, offset)
             arrays.append(array)
             offset += array.nbytes + -array.nbytes % 8
-        engine = _engine_from(engine_facts, Pool(*arrays), state.config, now_us)
+        engine = _engine_from(engine_facts, Pool(*arrays), state, now_us)
         state.engines[engine.epoch] = engine
+    for *namespace, size, num_tokens in facts["texts"]:
+        ended = np.frombuffer(payload, np.int32, num_tokens, offset).copy()
+        state.drafts.restore(TextNamespace(*namespace), size, ended)
+        offset += ended.nbytes
     return state
 
 
-def _engine_from(facts: dict[str, Any], pool: Pool, config: MemoryConfig, now_us: int) -> EnginePool:
+def pool_sizes(payload: memoryview) -> list[int]:
+    """The number of blocks of every pool in a snapshot."""
+    facts, _ = _read_facts(payload)
+    return [engine["num_blocks"] for engine in facts["engines"]]
+
+
+def _read_facts(payload: memoryview) -> tuple[dict[str, Any], int]:
+    """The facts, and where the arrays begin."""
+    (num_bytes,) = _HEAD.unpack_from(payload)
+    end = _HEAD.size + num_bytes
+    return json.loads(bytes(payload[_HEAD.size : end])), end + -end % 8
+
+
+def _engine_from(facts: dict[str, Any], pool: Pool, state: State, now_us: int) -> EnginePool:
     engine = EnginePool(
         facts["engine_id"],
         facts["epoch"],
         facts["num_blocks"],
         facts["model_fingerprint"],
         bytes.fromhex(facts["secret"]),
-        config,
+        state.config,
+        state.drafts,
     )
     engine.tables.adopt(pool)
     engine.tables.tenants.restore(dict(facts["tenants"]["rows"]), facts["tenants"]["spare"])

@@ -7,6 +7,7 @@ from engine.logprobs import Logprobs
 from engine.metrics import EngineMetrics, Histogram
 from engine.outputs import SequenceOutput
 from engine.sequence import FinishReason, Request, SamplingParams
+from engine.speculation.drafter import DraftSource
 from nexuskv.v1 import engine_pb2 as pb
 from nexuskv.v1 import inference_pb2
 from services.arrays import pack_float32, pack_int32, unpack_int32
@@ -16,6 +17,11 @@ _FINISH_REASON = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: inference_pb2.FINISH_REASON_ABORT,
+}
+_DRAFT_SOURCE = {
+    None: inference_pb2.DRAFT_SOURCE_UNSPECIFIED,
+    DraftSource.SHARED_INDEX: inference_pb2.DRAFT_SOURCE_SHARED_INDEX,
+    DraftSource.PROMPT_LOOKUP: inference_pb2.DRAFT_SOURCE_PROMPT_LOOKUP,
 }
 
 
@@ -70,6 +76,7 @@ def output_to_pb(output: SequenceOutput, request_id: str) -> pb.SequenceOutput:
         num_cached_tokens=output.num_cached_tokens,
         first_scheduled=output.first_scheduled,
         sequence_id=output.sequence_id,
+        draft_source=_DRAFT_SOURCE[output.draft_source],
         num_draft_tokens=output.num_draft_tokens,
         num_accepted_tokens=output.num_accepted_tokens,
         error=output.error,

@@ -10,12 +10,25 @@ from services.errors import ServiceError, unavailable
 from services.frontend.choice import Choice
 from services.frontend.engine_outputs import unpack_ids, unpack_logprobs
 from services.frontend.metrics import RequestMetrics
-from services.frontend.outputs import Delta, FinishReason, Step, Timings, TokenLogprob, Usage
+from services.frontend.outputs import (
+    Delta,
+    DraftSource,
+    DraftUsage,
+    FinishReason,
+    Step,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 
 _FINISH_REASONS = {
     inference_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     inference_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
+}
+_DRAFT_SOURCES = {
+    inference_pb2.DRAFT_SOURCE_SHARED_INDEX: DraftSource.SHARED_INDEX,
+    inference_pb2.DRAFT_SOURCE_PROMPT_LOOKUP: DraftSource.PROMPT_LOOKUP,
 }
 
 
@@ -135,9 +148,9 @@ class Generation:
         usage, timings = self.usage, self.timings
         usage.completion_tokens += num_tokens
         if output.num_draft_tokens:
-            usage.draft_tokens += output.num_draft_tokens
-            usage.accepted_tokens += output.num_accepted_tokens
-            self._metrics.drafted(output.num_draft_tokens, output.num_accepted_tokens)
+            source = _DRAFT_SOURCES[output.draft_source]
+            usage.drafted(source, DraftUsage(1, output.num_draft_tokens, output.num_accepted_tokens))
+            self._metrics.drafted(source, output.num_draft_tokens, output.num_accepted_tokens)
         if num_tokens == 0:
             return
         if timings.first_token is None:

@@ -6,7 +6,7 @@ from typing import Any
 from nexuskv.v1 import inference_pb2
 from services.errors import ServiceError, invalid
 from services.frontend.chat_messages import check_messages
-from services.frontend.outputs import Delta, FinishReason, Timings, TokenLogprob, Usage
+from services.frontend.outputs import Delta, DraftSource, FinishReason, Timings, TokenLogprob, Usage
 from services.frontend.rules import INT32_MAX, Integer, Text, unsupported
 from services.frontend.sampling import RULES, Sampling
 from services.frontend.served_model import ServedModel
@@ -17,6 +17,10 @@ _FINISH_REASONS = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: inference_pb2.FINISH_REASON_ABORT,
+}
+_DRAFT_SOURCES = {
+    DraftSource.SHARED_INDEX: inference_pb2.DRAFT_SOURCE_SHARED_INDEX,
+    DraftSource.PROMPT_LOOKUP: inference_pb2.DRAFT_SOURCE_PROMPT_LOOKUP,
 }
 MAX_SALT_CHARS = 256
 
@@ -73,6 +77,10 @@ def from_usage(usage: Usage) -> inference_pb2.Usage:
         cached_tokens=usage.cached_tokens,
         draft_tokens=usage.draft_tokens,
         accepted_tokens=usage.accepted_tokens,
+        drafts=[
+            inference_pb2.DraftUsage(source=_DRAFT_SOURCES[source], **drafts._asdict())
+            for source, drafts in usage.drafts.items()
+        ],
     )
 
 

@@ -8,7 +8,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from services.errors import ServiceError
-from services.frontend.outputs import FinishReason, Timings, Usage
+from services.frontend.outputs import DraftSource, FinishReason, Timings, Usage
 from services.frontend.served_model import ServedModel
 
 LABELS = ("model_name", "engine")
@@ -45,6 +45,13 @@ class FrontendMetrics:
         self.accepted_tokens = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
         self.accepted_per_position = self._counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by place.", "position"
+        )
+        self.drafts_by_source = self._counter("nexuskv_drafts", "Draft runs verified.", "source")
+        self.draft_tokens_by_source = self._counter(
+            "nexuskv_draft_tokens", "Draft tokens verified.", "source"
+        )
+        self.accepted_tokens_by_source = self._counter(
+            "nexuskv_accepted_draft_tokens", "Draft tokens accepted.", "source"
         )
         self.ttft = self._histogram(
             "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS
@@ -100,11 +107,14 @@ class RequestMetrics:
     def generated(self, num_tokens: int) -> None:
         self._generation_tokens.inc(num_tokens)
 
-    def drafted(self, num_drafted: int, num_accepted: int) -> None:
+    def drafted(self, source: DraftSource, num_drafted: int, num_accepted: int) -> None:
         metrics, labels = self._metrics, self._labels
         metrics.drafts.labels(*labels).inc()
         metrics.draft_tokens.labels(*labels).inc(num_drafted)
         metrics.accepted_tokens.labels(*labels).inc(num_accepted)
+        metrics.drafts_by_source.labels(*labels, source).inc()
+        metrics.draft_tokens_by_source.labels(*labels, source).inc(num_drafted)
+        metrics.accepted_tokens_by_source.labels(*labels, source).inc(num_accepted)
         for position in range(num_accepted):
             metrics.accepted_per_position.labels(*labels, str(position)).inc()
 

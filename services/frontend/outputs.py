@@ -50,20 +50,42 @@ class Delta:
     events: list[TokenEvent] = field(default_factory=list)  # only when asked for
 
 
+class DraftSource(StrEnum):
+    SHARED_INDEX = "shared_index"
+    PROMPT_LOOKUP = "prompt_lookup"
+
+
+class DraftUsage(NamedTuple):
+    num_drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
 @dataclass(slots=True)
 class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
+    drafts: dict[DraftSource, DraftUsage] = field(default_factory=dict)
+
+    @property
+    def draft_tokens(self) -> int:
+        return sum(drafts.draft_tokens for drafts in self.drafts.values())
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(drafts.accepted_tokens for drafts in self.drafts.values())
+
+    def drafted(self, source: DraftSource, drafts: DraftUsage) -> None:
+        known = self.drafts.get(source, DraftUsage())
+        self.drafts[source] = DraftUsage(*map(sum, zip(known, drafts, strict=True)))
 
     def add(self, other: "Usage") -> None:
         self.prompt_tokens += other.prompt_tokens
         self.completion_tokens += other.completion_tokens
         self.cached_tokens += other.cached_tokens
-        self.draft_tokens += other.draft_tokens
-        self.accepted_tokens += other.accepted_tokens
+        for source, drafts in other.drafts.items():
+            self.drafted(source, drafts)
 
 
 @dataclass(slots=True)

@@ -72,6 +72,7 @@ def _memory_metrics(stats: memory_pb2.GetStatsResponse) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "nexuskv_memory_state_bytes", "Size of the memory manager's state.", stats.bytes_of_state
     )
+    yield GaugeMetricFamily("nexuskv_draft_index_bytes", "Size of the draft index.", stats.draft_index_bytes)
     if stats.HasField("journal_bytes"):
         yield GaugeMetricFamily("nexuskv_journal_bytes", "Size of the journal.", stats.journal_bytes)
     blocks = GaugeMetricFamily(

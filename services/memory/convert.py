@@ -128,6 +128,7 @@ def stats_to_pb(stats: Stats) -> pb.GetStatsResponse:
     return pb.GetStatsResponse(
         engines=map(_engine_to_pb, stats.engines),
         bytes_of_state=stats.bytes_of_state,
+        draft_index_bytes=stats.draft_index_bytes,
         uptime_s=stats.uptime_s,
         journal_bytes=stats.journal_bytes,
     )

@@ -57,6 +57,7 @@ def _open(config: MemoryManagerConfig) -> MemoryManager:
                 lease_ms=config.lease_ms,
                 heartbeat_interval_ms=max(1, config.lease_ms // HEARTBEATS_PER_LEASE),
                 tenants=read_tenant_limits(config.tenant_limits),
+                draft_index_tokens=config.draft_index_tokens,
                 journal=None if directory is None else JournalConfig(directory, _FSYNC[config.fsync]),
             )
         )

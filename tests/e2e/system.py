@@ -58,10 +58,12 @@ class System:
     def num_unfinished(self) -> int:
         return int(self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting"))
 
-    def metric(self, name: str) -> float:
-        """The sum over a metric's samples in /metrics."""
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum over a metric's samples in /metrics, of those with a label (`name="value"`)."""
         text = httpx.get(f"{self.http}/metrics").text
-        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        labels = rf"\{{[^}}]*{re.escape(label)}[^}}]*\}}"
+        labels = labels if label else f"(?:{labels})?"
+        values = re.findall(rf"^{re.escape(name)}{labels} (\S+)$", text, re.MULTILINE)
         if not values:
             raise LookupError(f"/metrics has no {name}")
         return sum(map(float, values))

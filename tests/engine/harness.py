@@ -37,8 +37,9 @@ class Harness:
         budget: int = 64,
         max_waiting: int = 10_000,
         drafters: Sequence[Drafter] = (),
+        memory_config: MemoryConfig | None = None,
     ) -> None:
-        self.manager = MemoryManager(MemoryConfig())
+        self.manager = MemoryManager(memory_config or MemoryConfig())
         self.num_blocks = num_blocks
         limits = SchedulerLimits(num_blocks, max_num_seqs, budget, max_waiting, num_blocks * 16)
         memory = InProcessMemory(self.manager)

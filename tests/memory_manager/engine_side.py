@@ -49,6 +49,7 @@ class EngineSide:
         *,
         manager: MemoryManager | None = None,
         engine_id: str = "engine",
+        model: str = "model",
         min_wait_blocks: int = 4,
     ) -> None:
         self.clock = Clock()
@@ -56,7 +57,7 @@ class EngineSide:
             MemoryConfig(tenants=tenants or {}, min_wait_blocks=min_wait_blocks), self.clock
         )
         self.engine_id = engine_id
-        self.epoch = self.manager.register_engine(engine_id, num_blocks, 16, "model").epoch
+        self.epoch = self.manager.register_engine(engine_id, num_blocks, 16, model).epoch
         self.op_seq = 0
         self.launched = self.completed = 0
 

@@ -12,17 +12,21 @@ from memory_manager import (
     MemoryManager,
     TenantLimits,
 )
+from memory_manager.core.drafts import texts_of
 from memory_manager.core.layout import Array
 from tests.memory_manager.engine_side import Clock
 from tests.memory_manager.random_calls import MIXES, RandomCalls
-from tests.memory_manager.side_by_side import SideBySide
+from tests.memory_manager.side_by_side import DRAFT_INDEX_TOKENS, SideBySide
 
 TENANTS = {"a": TenantLimits(quota=20), "b": TenantLimits(floor=6)}
 
 
 def open_at(directory: Path, **options: object) -> MemoryManager:
     journal = JournalConfig(directory, **options)  # type: ignore[arg-type]
-    return MemoryManager(MemoryConfig(tenants=TENANTS, min_wait_blocks=2, journal=journal), Clock())
+    config = MemoryConfig(
+        tenants=TENANTS, min_wait_blocks=2, journal=journal, draft_index_tokens=DRAFT_INDEX_TOKENS
+    )
+    return MemoryManager(config, Clock())
 
 
 def killed_copy(directory: Path, into: Path) -> Path:
@@ -38,6 +42,11 @@ def newest(directory: Path) -> Path:
 def assert_same_state(left: MemoryManager, right: MemoryManager) -> None:
     assert left.check_integrity() == right.check_integrity() == []
     assert left._state.engines.keys() == right._state.engines.keys()
+    texts = [
+        {namespace: texts_of(ring).tolist() for namespace, ring in manager._state.drafts.rings.items()}
+        for manager in (left, right)
+    ]
+    assert list(texts[0].items()) == list(texts[1].items())
     for epoch, engine in left._state.engines.items():
         twin = right._state.engines[epoch]
         for name, array in engine.tables.pool._asdict().items():

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.memory_manager.model_texts import Texts
+
 BLOCK = 16
 
 Namespace = tuple[str, str]
@@ -58,6 +60,7 @@ class Sequence:
     path: list[Node]  # shared blocks
     private: list[int]  # the blocks after them
     seals: bool = True
+    num_inherited: int = 0  # tokens that stand in another sequence's text
 
     @property
     def table(self) -> list[int]:
@@ -87,8 +90,15 @@ def blocks_for(num_tokens: int) -> int:
 
 class Model:
     def __init__(
-        self, num_blocks: int, min_wait_blocks: int, limits: Callable[[str], Limits], *, fifo: bool = False
+        self,
+        num_blocks: int,
+        min_wait_blocks: int,
+        limits: Callable[[str], Limits],
+        texts: Texts,
+        *,
+        fifo: bool = False,
     ) -> None:
+        self.texts = texts
         self.fifo = fifo
         self.num_blocks = num_blocks
         self.min_wait_blocks = min_wait_blocks

@@ -31,6 +31,7 @@ class Call:
     launched: int
     completed: int
     advances: list[tuple[int, list[int], int]] = field(default_factory=list)  # id, tokens, num_written
+    num_drafts: list[int] = field(default_factory=list)  # wanted by each advance; empty: none
     truncates: list[tuple[int, int]] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
     forks: list[tuple[int, int]] = field(default_factory=list)
@@ -52,6 +53,7 @@ class Call:
 @dataclass
 class Answer:
     replaced: list[tuple[int, int, int]] = field(default_factory=list)
+    drafts: list[tuple[int, int, list[int]]] = field(default_factory=list)  # id, base length, tokens
     forks: list[list[tuple[int, int]] | None] = field(default_factory=list)
     rooms: list[list[int]] = field(default_factory=list)
     # ("GRANTED", table, num_cached), ("WAIT",), ("SHORT", needed) or ("NEVER", needed, limit)
@@ -75,6 +77,7 @@ class ModelPool(Model):
             self.drop_private(sequence, num_kept - len(sequence.path))
         for sequence_id in call.releases:
             self.release(sequence_id)
+        answer.drafts = self.draft(call)
         answer.forks = [self.fork(parent, child) for parent, child in call.forks]
         answer.rooms = [self.room(sequence_id, ahead) for sequence_id, ahead in call.rooms]
         answer.acquires = [self.acquire(acquire) for acquire in call.acquires]
@@ -164,11 +167,26 @@ class ModelPool(Model):
         if sequence is None:
             self.waiters = [waiter for waiter in self.waiters if waiter.sequence_id != sequence_id]
             return
+        if sequence.seals:
+            start = max(0, sequence.num_inherited - 32)
+            self.texts.remember(sequence.namespace, sequence.tokens[start:])
         self.retract(sequence, len(sequence.path) + 1)
         self.drop_private(sequence, 0)
         del self.sequences[sequence_id]
         if sequence.path:
             self.drop_hold(sequence.path[-1])
+
+    def draft(self, call: Call) -> list[tuple[int, int, list[int]]]:
+        """Grouped by namespace, these as they come first."""
+        wanted = dict(zip([i for i, _, _ in call.advances], call.num_drafts, strict=False))
+        asking = [self.sequences[i] for i, num in wanted.items() if num > 0 and i in self.sequences]
+        namespaces = list(dict.fromkeys(sequence.namespace for sequence in asking))
+        asking.sort(key=lambda sequence: namespaces.index(sequence.namespace))
+        drafts = [
+            (s.sequence_id, len(s.tokens), self.texts.draft(s.namespace, s.tokens, wanted[s.sequence_id]))
+            for s in asking
+        ]
+        return [draft for draft in drafts if draft[2]]
 
     def fork(self, parent_id: int, child_id: int) -> list[tuple[int, int]] | None:
         parent = self.sequences[parent_id]
@@ -184,6 +202,7 @@ class ModelPool(Model):
             list(parent.path),
             [],
             parent.seals,
+            len(parent.tokens),
         )
         self.sequences[child_id] = child
         if child.path:
@@ -228,6 +247,7 @@ class ModelPool(Model):
         sequence = Sequence(
             call.sequence_id, call.tenant, call.namespace, list(call.tokens), num_cached, path, []
         )
+        sequence.num_inherited = num_cached
         self.take(sequence, num_fresh)
         self.sequences[call.sequence_id] = sequence
         for num_blocks in range(len(path) + 1, len(call.tokens) // BLOCK + 1):
@@ -256,6 +276,7 @@ class ModelPool(Model):
             self.drop_hold(pinned.node)
 
     def clear(self, in_scope: Callable[[Namespace], bool]) -> tuple[int, int]:
+        self.texts.forget(in_scope)
         for pin_id, pinned in list(self.pins.items()):
             if in_scope(pinned.node.key[0]):
                 self.unpin(pin_id)

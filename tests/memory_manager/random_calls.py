@@ -107,6 +107,8 @@ class RandomCalls:
             call.acquires = [a for a in call.acquires if a.sequence_id not in call.releases]
         if rng.random() < mix.wrong:
             self.spoil(call)
+        if rng.random() < 0.7:
+            call.num_drafts = [rng.choice((0, 1, 5, 64)) for _ in call.advances]
         return call
 
     def new_id(self) -> int:
@@ -120,6 +122,8 @@ class RandomCalls:
         num_tokens = min(space, rng.choice((0, 1, 1, 1, 5, 17)))
         length = len(sequence.tokens)
         tokens = [1 + (length + i) // 16 * 7 % 3 for i in range(num_tokens)]
+        if tokens and rng.random() < 0.1:  # mostly blocks that meet in the trie, sometimes new ones
+            tokens[rng.randrange(num_tokens)] = rng.randint(1, 9)
         if rng.random() < 0.7:
             num_written = max(sequence.num_written, length + num_tokens - 1)
         else:

@@ -21,9 +21,12 @@ from memory_manager import (
     UpdateRequest,
 )
 from tests.memory_manager.model import Limits, Namespace, Rejected
+from tests.memory_manager.model_texts import Texts
 from tests.memory_manager.model_updates import Answer, Call, ModelPool
 
 FINGERPRINT = "model"
+# Small, so that namespaces displace each other and rings come around.
+DRAFT_INDEX_TOKENS = 1024
 STATES = {"FREE": 0, "PRIVATE": 1, "READY": 2, "FENCED": 3}
 
 COUNTED = (
@@ -51,6 +54,7 @@ def to_request(call: Call, epoch: int, op_seq: int) -> UpdateRequest:
             int32s([len(tokens) for _, tokens, _ in call.advances]),
             int32s([token for _, tokens, _ in call.advances for token in tokens]),
             int32s([num_written for _, _, num_written in call.advances]),
+            int32s(call.num_drafts),
         ),
         truncate=Truncate(int64s([t[0] for t in call.truncates]), int32s([t[1] for t in call.truncates])),
         release=Release(int64s(call.releases)),
@@ -71,10 +75,18 @@ def to_answer(answer: UpdateAnswer) -> Answer:
         advance.replaced_blocks.tolist(),
         strict=True,
     )
+    draft_ends = np.cumsum(advance.num_draft_tokens)
+    drafts = zip(
+        advance.draft_sequence_ids.tolist(),
+        advance.draft_base_lengths.tolist(),
+        [part.tolist() for part in np.split(advance.draft_tokens, draft_ends)[:-1]],
+        strict=True,
+    )
     copies = list(zip(fork.copy_src.tolist(), fork.copy_dst.tolist(), strict=True))
     copy_ends, room_ends = np.cumsum(fork.num_copies).tolist(), np.cumsum(room.num_blocks).tolist()
     return Answer(
         replaced=list(replaced),
+        drafts=list(drafts),
         forks=[
             copies[end - num : end] if granted else None
             for granted, num, end in zip(fork.granted, fork.num_copies, copy_ends, strict=True)
@@ -110,18 +122,32 @@ class SideBySide:
         manager: MemoryManager | None = None,
         engine_id: str = "engine",
         eviction: Literal["lru", "fifo"] = "lru",
+        texts: Texts | None = None,
     ) -> None:
+        """`texts` are shared by the engines of a manager."""
         self.now = 0.0
         self.engine_id = engine_id
         self.manager = manager or MemoryManager(
-            MemoryConfig(tenants=tenants, min_wait_blocks=min_wait_blocks, lease_ms=10**9, eviction=eviction),
+            MemoryConfig(
+                tenants=tenants,
+                min_wait_blocks=min_wait_blocks,
+                lease_ms=10**9,
+                eviction=eviction,
+                draft_index_tokens=DRAFT_INDEX_TOKENS,
+            ),
             lambda: self.now,
         )
         registration = self.manager.register_engine(engine_id, num_blocks, 16, FINGERPRINT)
         self.epoch = registration.epoch
         self.op_seq = 0
         self.tenants = tenants
-        self.model = ModelPool(num_blocks, min_wait_blocks, self._limits, fifo=eviction == "fifo")
+        self.model = ModelPool(
+            num_blocks,
+            min_wait_blocks,
+            self._limits,
+            texts or Texts(DRAFT_INDEX_TOKENS),
+            fifo=eviction == "fifo",
+        )
 
     def _limits(self, tenant: str) -> Limits:
         limits = self.tenants.get(tenant, TenantLimits())

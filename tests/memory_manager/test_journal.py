@@ -9,6 +9,7 @@ import pytest
 from memory_manager import (
     Acquire,
     AcquireStatus,
+    Advance,
     JournalConfig,
     MemoryConfig,
     MemoryManager,
@@ -82,6 +83,25 @@ def test_nothing_that_was_cleared_stays_on_disk(tmp_path: Path) -> None:
     engine.manager.clear_cache()
     files = [path.read_bytes() for path in directory.iterdir()]
     assert not any(secret[i : i + 4].tobytes() in data for data in files for i in range(0, 64, 4))
+
+
+def test_drafts_of_what_was_cleared_stay_nowhere(tmp_path: Path) -> None:
+    """The answer to the last call is kept for its repeat; it must not keep the drafts."""
+    directory = tmp_path / "journal"
+    engine = EngineSide(manager=open_at(directory))
+    engine.acquire(1, range(7000, 7064))
+    engine.release(1)
+    engine.acquire(2, [*range(7000, 7004)], salt="")
+    advance = Advance(int64s([2]), int32s([0]), int32s([]), int32s([4]), int32s([64]))
+    answer = engine.call(advance=advance)
+    assert answer.advance.draft_tokens.tolist() == [7004, 7005, 7006, 7007]
+    repeat = UpdateRequest(engine.epoch, engine.op_seq, advance=advance)
+    assert engine.manager.update_sequences(repeat) is answer
+    engine.manager.clear_cache()
+    data = newest(directory).read_bytes()
+    assert int32s([7004, 7005]).tobytes() not in data
+    assert int32s([7004, 7005]).tobytes().hex().encode() not in data
+    assert engine.manager.update_sequences(repeat).advance.draft_tokens.size == 0
 
 
 def test_only_its_owner_can_read_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memory_manager import JournalConfig, MemoryConfig, MemoryManager, TenantLimits
-from memory_manager.replay import main, miss_ratio_curve, replay
+from memory_manager.replay import miss_ratio_curve, recorded_num_blocks, replay
 from tests.memory_manager.engine_side import Clock, EngineSide
 
 
@@ -61,8 +61,13 @@ def test_other_rules(trace: Path) -> None:
     assert (with_quota.hit_rate or 0) < (replay(trace, 64).hit_rate or 0)
 
 
-def test_as_a_program(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main([str(trace), "8", "64"])
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["blocks", "miss", "ratio"]
-    assert [row.split()[0] for row in rows] == ["8", "64"]
+def test_the_size_of_the_pool_is_in_the_journal(trace: Path, tmp_path: Path) -> None:
+    assert recorded_num_blocks(trace) == 64
+    directory = tmp_path / "journal"
+    manager = MemoryManager(MemoryConfig(journal=JournalConfig(directory)), Clock())
+    (empty,) = directory.glob("journal-*.log")
+    assert recorded_num_blocks(empty) == 0
+    manager.register_engine("engine", 48, 16, "model")
+    manager.clear_cache()  # writes a snapshot
+    (snapshot,) = directory.glob("journal-*.log")
+    assert recorded_num_blocks(snapshot) == 48

@@ -8,21 +8,31 @@ import sys
 from pathlib import Path
 
 from memory_manager import JournalConfig, MemoryConfig, MemoryManager, TenantLimits
+from tests.memory_manager.model_texts import Texts
 from tests.memory_manager.random_calls import MIXES, RandomCalls
-from tests.memory_manager.side_by_side import SideBySide
+from tests.memory_manager.side_by_side import DRAFT_INDEX_TOKENS, SideBySide
 
 TENANTS = {"a": TenantLimits(quota=20), "b": TenantLimits(floor=6)}
 
 
 def open_manager(directory: Path | None) -> MemoryManager:
     journal = None if directory is None else JournalConfig(directory, fsync="never")
-    config = MemoryConfig(tenants=TENANTS, min_wait_blocks=2, journal=journal, lease_ms=10**9)
+    config = MemoryConfig(
+        tenants=TENANTS,
+        min_wait_blocks=2,
+        journal=journal,
+        lease_ms=10**9,
+        draft_index_tokens=DRAFT_INDEX_TOKENS,
+    )
     return MemoryManager(config, lambda: 0.0)
 
 
 class TwoEngines:
     def __init__(self, manager: MemoryManager, seed: int) -> None:
-        self.engines = [SideBySide(n, TENANTS, manager=manager, engine_id=f"e{n}") for n in (24, 64)]
+        texts = Texts(DRAFT_INDEX_TOKENS)
+        self.engines = [
+            SideBySide(n, TENANTS, manager=manager, engine_id=f"e{n}", texts=texts) for n in (24, 64)
+        ]
         namespaces = [("", ""), ("salt", "")]
         self.callers = [
             RandomCalls(engine, seed + i, ["a", "b", "c"], namespaces)

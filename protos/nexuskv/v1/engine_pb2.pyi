@@ -403,6 +403,7 @@ class SequenceOutput(_message.Message):
     PROMPT_TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    DRAFT_SOURCE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     index: _builtins.int
     """choice"""
@@ -437,6 +438,8 @@ class SequenceOutput(_message.Message):
     """Set with FINISH_REASON_ABORT when the engine, not the client, ended it."""
     sequence_id: _builtins.int
     """in the memory manager, with the first output"""
+    draft_source: _inference_pb2.DraftSource.ValueType
+    """of this step's draft tokens, if there are any"""
     def __init__(
         self,
         *,
@@ -458,10 +461,11 @@ class SequenceOutput(_message.Message):
         prompt_top_logprobs: _builtins.bytes = ...,
         error: _builtins.str = ...,
         sequence_id: _builtins.int | None = ...,
+        draft_source: _inference_pb2.DraftSource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled", b"_first_scheduled", "_matched_stop_token", b"_matched_stop_token", "_num_cached_tokens", b"_num_cached_tokens", "_sequence_id", b"_sequence_id", "first_scheduled", b"first_scheduled", "matched_stop_token", b"matched_stop_token", "num_cached_tokens", b"num_cached_tokens", "sequence_id", b"sequence_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled", b"_first_scheduled", "_matched_stop_token", b"_matched_stop_token", "_num_cached_tokens", b"_num_cached_tokens", "_sequence_id", b"_sequence_id", "block_table", b"block_table", "error", b"error", "finish_reason", b"finish_reason", "first_scheduled", b"first_scheduled", "index", b"index", "logprobs", b"logprobs", "matched_stop_token", b"matched_stop_token", "num_accepted_tokens", b"num_accepted_tokens", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "prompt_logprobs", b"prompt_logprobs", "prompt_top_logprob_ids", b"prompt_top_logprob_ids", "prompt_top_logprobs", b"prompt_top_logprobs", "request_id", b"request_id", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "top_logprob_ids", b"top_logprob_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled", b"_first_scheduled", "_matched_stop_token", b"_matched_stop_token", "_num_cached_tokens", b"_num_cached_tokens", "_sequence_id", b"_sequence_id", "block_table", b"block_table", "draft_source", b"draft_source", "error", b"error", "finish_reason", b"finish_reason", "first_scheduled", b"first_scheduled", "index", b"index", "logprobs", b"logprobs", "matched_stop_token", b"matched_stop_token", "num_accepted_tokens", b"num_accepted_tokens", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "prompt_logprobs", b"prompt_logprobs", "prompt_top_logprob_ids", b"prompt_top_logprob_ids", "prompt_top_logprobs", b"prompt_top_logprobs", "request_id", b"request_id", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "top_logprob_ids", b"top_logprob_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_scheduled: _TypeAlias = _typing.Literal["first_scheduled"]  # noqa: Y015
     _WhichOneofArgType__first_scheduled: _TypeAlias = _typing.Literal["_first_scheduled", b"_first_scheduled"]  # noqa: Y015

@@ -38,6 +38,27 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 FINISH_REASON_ABORT: FinishReason.ValueType  # 3
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _DraftSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAFT_SOURCE_UNSPECIFIED: _DraftSource.ValueType  # 0
+    DRAFT_SOURCE_SHARED_INDEX: _DraftSource.ValueType  # 1
+    """past prompts and outputs of the namespace"""
+    DRAFT_SOURCE_PROMPT_LOOKUP: _DraftSource.ValueType  # 2
+    """the sequence itself"""
+
+class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper): ...
+
+DRAFT_SOURCE_UNSPECIFIED: DraftSource.ValueType  # 0
+DRAFT_SOURCE_SHARED_INDEX: DraftSource.ValueType  # 1
+"""past prompts and outputs of the namespace"""
+DRAFT_SOURCE_PROMPT_LOOKUP: DraftSource.ValueType  # 2
+"""the sequence itself"""
+Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
+
 @_typing.final
 class TokenIds(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -388,6 +409,34 @@ class MatchedStop(_message.Message):
 Global___MatchedStop: _TypeAlias = MatchedStop  # noqa: Y015
 
 @_typing.final
+class DraftUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    NUM_DRAFTS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    source: Global___DraftSource.ValueType
+    num_drafts: _builtins.int
+    draft_tokens: _builtins.int
+    accepted_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        source: Global___DraftSource.ValueType = ...,
+        num_drafts: _builtins.int = ...,
+        draft_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "draft_tokens", b"draft_tokens", "num_drafts", b"num_drafts", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftUsage: _TypeAlias = DraftUsage  # noqa: Y015
+
+@_typing.final
 class Usage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -396,6 +445,7 @@ class Usage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
@@ -403,6 +453,10 @@ class Usage(_message.Message):
     draft_tokens: _builtins.int
     """proposed by speculation; never counted as completion"""
     accepted_tokens: _builtins.int
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftUsage]:
+        """the same by source; those that drafted something"""
+
     def __init__(
         self,
         *,
@@ -411,10 +465,11 @@ class Usage(_message.Message):
         cached_tokens: _builtins.int = ...,
         draft_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
+        drafts: _abc.Iterable[Global___DraftUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "draft_tokens", b"draft_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "draft_tokens", b"draft_tokens", "drafts", b"drafts", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -941,9 +941,12 @@ class GetStatsResponse(_message.Message):
     BYTES_OF_STATE_FIELD_NUMBER: _builtins.int
     UPTIME_S_FIELD_NUMBER: _builtins.int
     JOURNAL_BYTES_FIELD_NUMBER: _builtins.int
+    DRAFT_INDEX_BYTES_FIELD_NUMBER: _builtins.int
     bytes_of_state: _builtins.int
+    """the draft index apart"""
     uptime_s: _builtins.float
     journal_bytes: _builtins.int
+    draft_index_bytes: _builtins.int
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetStatsResponse.Engine]: ...
     def __init__(
@@ -953,10 +956,11 @@ class GetStatsResponse(_message.Message):
         bytes_of_state: _builtins.int = ...,
         uptime_s: _builtins.float = ...,
         journal_bytes: _builtins.int | None = ...,
+        draft_index_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_journal_bytes", b"_journal_bytes", "journal_bytes", b"journal_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_journal_bytes", b"_journal_bytes", "bytes_of_state", b"bytes_of_state", "engines", b"engines", "journal_bytes", b"journal_bytes", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_journal_bytes", b"_journal_bytes", "bytes_of_state", b"bytes_of_state", "draft_index_bytes", b"draft_index_bytes", "engines", b"engines", "journal_bytes", b"journal_bytes", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__journal_bytes: _TypeAlias = _typing.Literal["journal_bytes"]  # noqa: Y015
     _WhichOneofArgType__journal_bytes: _TypeAlias = _typing.Literal["_journal_bytes", b"_journal_bytes"]  # noqa: Y015

@@ -20,7 +20,11 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "nexuskv": {"draft_tokens": usage.draft_tokens, "accepted_tokens": usage.accepted_tokens},
+        "nexuskv": {
+            "draft_tokens": usage.draft_tokens,
+            "accepted_tokens": usage.accepted_tokens,
+            "drafts": {source: drafts._asdict() for source, drafts in usage.drafts.items()},
+        },
     }
 
 
