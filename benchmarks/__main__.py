@@ -1,4 +1,4 @@
-"""`make bench`: measures, prints a table and writes bench.json; ONLY=memory|kernels|e2e runs a part.
+"""`make bench`: measures, prints a table and writes bench.json; ONLY=memory|kernels|quality|e2e runs a part.
 
 Exits 0 when everything was measured, met or not.
 """
@@ -7,10 +7,15 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import end_to_end, kernels, memory
+from benchmarks import end_to_end, kernels, memory, quality
 from benchmarks.figures import table
 
-PARTS = {"memory": memory.measure, "kernels": kernels.measure, "e2e": end_to_end.measure}
+PARTS = {
+    "memory": memory.measure,
+    "kernels": kernels.measure,
+    "quality": quality.measure,
+    "e2e": end_to_end.measure,
+}
 
 
 def main() -> None:

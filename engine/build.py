@@ -79,8 +79,8 @@ def load_model(checkpoint: Checkpoint, options: EngineOptions, backend: Backend 
     info = ModelInfo(
         name=options.served_name or config.name,
         path=checkpoint.path,
-        # K/V of another dtype is not the same K/V.
-        fingerprint=f"{checkpoint.fingerprint}-{dtype_name}",
+        # K/V of another dtype, or made by other weights, is not the same K/V.
+        fingerprint=f"{checkpoint.fingerprint}-{dtype_name}-{options.weights}",
         device=backend.name,
         dtype=dtype_name,
         vocab_size=config.vocab_size,

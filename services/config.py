@@ -80,6 +80,9 @@ class EngineConfig(CommonConfig):
     dtype: str = option(
         "bfloat16", "compute type of weights and KV cache", choices=("bfloat16", "float16", "float32")
     )
+    weights: str = option(
+        "dtype", "matrices in the compute type, or on a CPU in 8 bits", choices=("dtype", "int8")
+    )
     max_model_len: int = option(0, "longest sequence in tokens; 0: the model's context length", minimum=0)
     kv_blocks: int = option(0, "blocks of 16 tokens in the KV pool; 0: from the device's memory", minimum=0)
     kv_memory_fraction: float = option(

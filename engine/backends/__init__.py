@@ -43,13 +43,15 @@ class Backend(Protocol):
 def choose_backend(options: EngineOptions) -> Backend:
     """The GPU if it is asked for, or there is one that can be used. Raises DeviceError in one sentence."""
     if options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available()):
+        if options.weights == "int8":
+            raise DeviceError("--weights int8 is computed on CPUs only: use --device cpu")
         try:
             return _cuda_backend(options)
         except DeviceError as error:
             if options.device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
             logger.warning("%s; computing on the CPU", error)
-    return CpuBackend(options.num_threads, options.memory_fraction)
+    return CpuBackend(options.num_threads, options.memory_fraction, options.weights == "int8")
 
 
 def _cuda_backend(options: EngineOptions) -> Backend:

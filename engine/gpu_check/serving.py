@@ -103,7 +103,7 @@ def _load(launcher: Launcher, config: ModelConfig, dtype: str, sizes: Sizes) -> 
     torch.manual_seed(0)
     length = sizes.num_prompt + sizes.num_output
     options = EngineOptions(
-        served_name="", device="cuda", dtype=dtype, max_model_len=length,
+        served_name="", device="cuda", dtype=dtype, weights="dtype", max_model_len=length,
         num_blocks=sizes.num_requests * (length // BLOCK_SIZE + 2), memory_fraction=0.0,
         gpu_memory_utilization=0.0, max_num_seqs=sizes.num_requests,
         max_num_batched_tokens=2 * length, max_waiting=sizes.num_requests, num_threads=0,

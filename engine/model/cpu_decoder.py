@@ -1,5 +1,8 @@
 """The decoder on a CPU: weights packed for our kernels, a whole step in one call."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,6 +15,7 @@ from engine.model.layer_weights import LayerWeights, load_layer
 from engine.model.rope import rope_tables
 from engine.weights.checkpoint import Checkpoint
 
+Pack = Callable[[torch.Tensor], cpu.PackedWeight]
 NOTHING = torch.empty(0)
 # The attention kernels work on whole vectors of a head.
 HEAD_DIM_MULTIPLE = 32
@@ -20,8 +24,10 @@ HEAD_DIM_MULTIPLE = 32
 class CpuDecoder:
     """A `Model`. The residual stream, norms, softmax and logits are float32 whatever the weights' type."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, max_position: int) -> None:
-        """`dtype`: float32, or bfloat16 for weights and embeddings of 2 bytes."""
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, max_position: int, int8_weights: bool = False
+    ) -> None:
+        """`dtype` of embeddings and matrices: float32, or bfloat16; the matrices may be in 8 bits instead."""
         self.config = config = checkpoint.config
         if config.head_dim % HEAD_DIM_MULTIPLE:
             raise ModelError(
@@ -34,7 +40,7 @@ class CpuDecoder:
         head = embedding if config.tie_embeddings else checkpoint.tensor("lm_head.weight", embedding.shape)
         self._embedding = embedding.to(dtype)
         self._logits = torch.empty(0, config.vocab_size)
-        self._weights = _pack(checkpoint, head, dtype)
+        self._weights = _pack(checkpoint, head, _pack_int8 if int8_weights else partial(_pack_dtype, dtype))
         self._shape = cpu.DecoderShape(
             config.num_heads, config.intermediate_size, config.rms_norm_eps, config.head_dim**-0.5
         )
@@ -62,43 +68,47 @@ class CpuDecoder:
         return self._logits[:num_rows]
 
 
-def _pack(checkpoint: Checkpoint, head: torch.Tensor, dtype: torch.dtype) -> cpu.DecoderWeights:
+def _pack(checkpoint: Checkpoint, head: torch.Tensor, pack: Pack) -> cpu.DecoderWeights:
     """Layer after layer into stacked arrays, so that only one layer is ever held twice."""
     num_layers = checkpoint.config.num_layers
-    first = _pack_layer(load_layer(checkpoint, 0), dtype)
+    first = _pack_layer(load_layer(checkpoint, 0), pack)
     stacked = [np.empty((num_layers, *part.shape), part.dtype) for part in first]
     for index in range(num_layers):
-        layer = first if index == 0 else _pack_layer(load_layer(checkpoint, index), dtype)
+        layer = first if index == 0 else _pack_layer(load_layer(checkpoint, index), pack)
         for target, part in zip(stacked, layer, strict=True):
             target[index] = part
     final_norm = checkpoint.tensor("model.norm.weight", (checkpoint.config.hidden_size,)).numpy()
-    return cpu.DecoderWeights._make([*stacked, final_norm, cpu.pack_weight(_as_numpy(head, dtype))])
+    return cpu.DecoderWeights._make([*stacked, final_norm, pack(head)])
 
 
-def _pack_layer(layer: LayerWeights, dtype: torch.dtype) -> tuple[npt.NDArray[np.generic], ...]:
+def _pack_layer(layer: LayerWeights, pack: Pack) -> tuple[npt.NDArray[np.generic], ...]:
     """In the order of DecoderWeights' layer fields."""
 
     def optional(part: torch.Tensor | None) -> npt.NDArray[np.float32]:
         return (NOTHING if part is None else part).numpy()
 
-    def packed(weight: torch.Tensor) -> cpu.PackedWeight:
-        return cpu.pack_weight(_as_numpy(weight, dtype))
-
     return (
         layer.input_norm.numpy(),
-        packed(layer.qkv),
+        pack(layer.qkv),
         optional(layer.qkv_bias),
         optional(layer.q_norm),
         optional(layer.k_norm),
-        packed(layer.output),
+        pack(layer.output),
         layer.post_norm.numpy(),
-        packed(layer.gate_up),
-        packed(layer.down),
+        pack(layer.gate_up),
+        pack(layer.down),
     )
 
 
-def _as_numpy(weight: torch.Tensor, dtype: torch.dtype) -> npt.NDArray[np.generic]:
-    """float32, or the bits of bfloat16 as uint16."""
+def _pack_dtype(dtype: torch.dtype, weight: torch.Tensor) -> cpu.PackedWeight:
+    """As float32, or the bits of bfloat16."""
     if dtype == torch.float32:
-        return weight.numpy()
-    return weight.to(torch.bfloat16).view(torch.uint16).numpy()
+        return cpu.pack_weight(weight.numpy())
+    return cpu.pack_weight(weight.to(torch.bfloat16).view(torch.uint16).numpy())
+
+
+def _pack_int8(weight: torch.Tensor) -> cpu.PackedWeight:
+    try:
+        return cpu.pack_weight_int8(weight.numpy())
+    except ValueError as error:
+        raise ModelError(f"--weights int8: {error}") from error

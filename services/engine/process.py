@@ -30,6 +30,7 @@ def engine_options(config: EngineConfig) -> EngineOptions:
         served_name=config.served_model_name,
         device=config.device,
         dtype=config.dtype,
+        weights=config.weights,
         max_model_len=config.max_model_len,
         num_blocks=config.kv_blocks,
         memory_fraction=config.kv_memory_fraction,

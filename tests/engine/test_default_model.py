@@ -17,9 +17,9 @@ CASES: list[dict[str, Any]] = json.loads(
 )["cases"]
 
 
-def teacher_forced_misses(dtype: torch.dtype) -> list[float]:
+def teacher_forced_misses(dtype: torch.dtype, int8_weights: bool = False) -> list[float]:
     """The reference's top-2 margins where our likeliest token is not the reference's."""
-    model = CpuDecoder(open_checkpoint("smollm2-135m-instruct"), dtype, 512)
+    model = CpuDecoder(open_checkpoint("smollm2-135m-instruct"), dtype, 512, int8_weights)
     c = model.config
     kv = kv_pool.allocate(c.num_layers, 8, c.num_kv_heads, c.head_dim, dtype)
     misses = []
@@ -44,6 +44,12 @@ def test_bfloat16_misses_only_near_ties() -> None:
     num_tokens = sum(len(case["output_token_ids"]) for case in CASES)
     assert len(misses) <= 0.015 * num_tokens
     assert all(margin <= 0.25 for margin in misses)
+
+
+def test_int8_weights_agree() -> None:
+    misses = teacher_forced_misses(torch.bfloat16, int8_weights=True)
+    assert len(misses) <= 0.05 * sum(len(case["output_token_ids"]) for case in CASES)
+    assert all(margin <= 1.0 for margin in misses)
 
 
 def test_the_checkpoint_is_described() -> None:

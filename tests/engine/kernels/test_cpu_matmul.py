@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """Products with packed weights, against torch."""
 
 from typing import Any
