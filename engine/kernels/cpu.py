@@ -4,9 +4,9 @@ from engine.kernels.attention import paged_attention, paged_attention_shared
 from engine.kernels.blocks import copy_blocks, gather_blocks
 from engine.kernels.decoder import DecoderBatch, DecoderShape, DecoderWeights, decoder_step
 from engine.kernels.int8 import PackedInt8Weight, pack_weight_int8
-from engine.kernels.matmul import PackedWeight, matmul, pack_weight
+from engine.kernels.matmul import PackedWeight, matmul, matmul_silu, pack_weight, pair_gate_up
 from engine.kernels.rope import rope_write_kv
-from engine.kernels.rows import add_rms_norm, rms_norm, silu_mul
+from engine.kernels.rows import add_rms_norm, rms_norm
 from engine.kernels.simd import Cache, Float32, Int32
 from engine.kernels.verify import verify_drafts
 
@@ -27,12 +27,13 @@ __all__ = [
     "gather_blocks",
     "matmul",
     "matmul_int8",
+    "matmul_silu",
     "pack_weight",
     "pack_weight_int8",
     "paged_attention",
     "paged_attention_shared",
+    "pair_gate_up",
     "rms_norm",
     "rope_write_kv",
-    "silu_mul",
     "verify_drafts",
 ]

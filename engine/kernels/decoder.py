@@ -12,13 +12,13 @@ import numpy as np
 from engine.kernels.attention import NUM_ATTENTION_PHASES, attention_phases, new_parts
 from engine.kernels.attention_plan import plan_attention
 from engine.kernels.jit import device, inlined, parallel_kernel, run_team
-from engine.kernels.matmul import PackedWeight, multiply_phase
+from engine.kernels.matmul import PackedWeight, multiply_phase, multiply_silu_phase
 from engine.kernels.rope import rope_phase
-from engine.kernels.rows import add_norm_phase, norm_phase, silu_phase
+from engine.kernels.rows import add_norm_phase, norm_phase
 from engine.kernels.simd import Cache, Float32, Int32, float_bits
 from engine.kernels.team import Team, claim, finish, new_counters, wait
 
-_PHASES_PER_LAYER = 9 + NUM_ATTENTION_PHASES
+_PHASES_PER_LAYER = 8 + NUM_ATTENTION_PHASES
 
 
 class DecoderWeights(NamedTuple):
@@ -32,7 +32,7 @@ class DecoderWeights(NamedTuple):
     k_norm: Float32  # [L, D]
     output: PackedWeight  # [L, ...], H outputs
     mlp_norm: Float32  # [L, H]
-    gate_up: PackedWeight  # [L, ...], 2 I outputs: gates, ups
+    gate_up: PackedWeight  # [L, ...], 2 I outputs by `pair_gate_up`
     down: PackedWeight  # [L, ...], H outputs
     final_norm: Float32  # [H]
     head: PackedWeight  # V outputs
@@ -66,7 +66,6 @@ class _Buffers(NamedTuple):
     q: Float32  # [T, Hq, D]
     attended: Float32  # [T, Hq, D]
     delta: Float32  # [T, H]
-    gate_up: Float32  # [T, 2 I]
     activated: Float32  # [T, I]
     part_sums: Float32
     part_stats: Float32
@@ -84,7 +83,6 @@ def _new_buffers(num_rows, width, num_last, shape, num_kv_heads, dim, plan):
         np.empty((num_rows, num_heads, dim), np.float32),
         np.empty((num_rows, num_heads, dim), np.float32),
         np.empty((num_rows, width), np.float32),
-        np.empty((num_rows, 2 * size), np.float32),
         np.empty((num_rows, size), np.float32),
         sums,
         stats,
@@ -115,13 +113,12 @@ def _feed_forward(team, phase, layer, residual, attended, next_norm, weights, sh
     """The rest of a layer, on the first rows of the buffers; leaves them normed for the next."""
     num_rows, eps = residual.shape[0], shape.norm_eps
     normed, delta = buffers.normed[:num_rows], buffers.delta[:num_rows]
-    gate_up, activated = buffers.gate_up[:num_rows], buffers.activated[:num_rows]
+    activated = buffers.activated[:num_rows]
     multiply_phase(team, phase, attended, weights.output[layer], delta)
     add_norm_phase(team, phase + 1, residual, delta, weights.mlp_norm[layer], eps, normed)
-    multiply_phase(team, phase + 2, normed, weights.gate_up[layer], gate_up)
-    silu_phase(team, phase + 3, gate_up, activated)
-    multiply_phase(team, phase + 4, activated, weights.down[layer], delta)
-    add_norm_phase(team, phase + 5, residual, delta, next_norm, eps, normed)
+    multiply_silu_phase(team, phase + 2, normed, weights.gate_up[layer], activated)
+    multiply_phase(team, phase + 3, activated, weights.down[layer], delta)
+    add_norm_phase(team, phase + 4, residual, delta, next_norm, eps, normed)
 
 
 @inlined

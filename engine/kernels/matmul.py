@@ -25,12 +25,15 @@ from engine.kernels.jit import NUM_THREADS, device, inlined, parallel_kernel, ru
 from engine.kernels.pairs import multiplies_pairs, multiply_pairs, narrow
 from engine.kernels.simd import Float32
 from engine.kernels.team import Team, claim, finish, new_counters, wait
-from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
+from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
+from engine.kernels.vector_function import exp2
 
 PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weight
 
+_HALF = PANEL // 2
+_LOG2_E = np.float32(1.4426950408889634)
 # A task's rows and weights stay in the level-2 cache.
-_ROWS_PER_TASK = 16 * MAX_TILE_ROWS
+_ROWS_PER_TASK = 512
 _MAX_PANELS_PER_TASK = 8
 _TASKS_PER_THREAD = 8
 # Rows of a task up to which 8-bit weights meet rows of 8 bits; more rows pay for widening the weights.
@@ -51,6 +54,16 @@ def pack_weight(w: npt.NDArray[Any]) -> npt.NDArray[np.uint32] | Float32:
         )
     pairs = padded.view(np.uint32).reshape(num_panels, PANEL, depth // 2)
     return np.ascontiguousarray(pairs.transpose(0, 2, 1))
+
+
+def pair_gate_up(w: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Rows of w [2 I, K], gates first, in the order that `multiply_silu_phase` wants before they are packed:
+    half a panel of gates, then their ups; filled up with zeros to whole panels."""
+    size = len(w) // 2
+    padded = np.zeros((2, -(-size // _HALF) * _HALF, w.shape[1]), w.dtype)
+    padded[:, :size] = w.reshape(2, size, -1)
+    halves = padded.reshape(2, -1, _HALF, w.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(0, 1)).reshape(-1, w.shape[1])
 
 
 def _new_operand(x, panels):
@@ -135,6 +148,16 @@ def _multiply_panels_of_kind(x, row_begin, num_rows, operand, panels, panel, cou
 
 
 @inlined
+def _activate(spill, num_rows, out, row_begin, column):
+    """One panel's gates and ups become a half panel of the result."""
+    for row in range(num_rows):
+        for index in range(min(_HALF, out.shape[1] - column)):
+            gate = spill[row, index]
+            weight = np.float32(1.0) / (np.float32(1.0) + exp2(-gate * _LOG2_E))
+            out[row_begin + row, column + index] = gate * weight * spill[row, _HALF + index]
+
+
+@inlined
 def _multiply_task(x, operand, panels, out, row_begin, row_end, panel_begin, panel_end, spill):
     """out[row_begin:row_end, columns of the panels]."""
     num_outputs, num_rows = out.shape[1], row_end - row_begin
@@ -152,9 +175,16 @@ def _multiply_task(x, operand, panels, out, row_begin, row_end, panel_begin, pan
                     out[row_begin + row, column + index] = spill[row, index]
 
 
-@device
-def multiply_phase(team, phase, x, panels, out):
-    """out [M, N] = x [M, K] @ packed weight, shared by the team."""
+@inlined
+def _multiply_silu_task(x, operand, panels, out, row_begin, row_end, panel_begin, panel_end, spill):
+    num_rows = row_end - row_begin
+    for panel in range(panel_begin, panel_end):
+        _multiply_panels(x, row_begin, num_rows, operand, panels, panel, 1, spill, (0, spill.shape[1]))
+        _activate(spill, num_rows, out, row_begin, panel * _HALF)
+
+
+@inlined
+def _multiply_tasks(team, phase, x, panels, out, with_silu):
     num_rows, num_panels = x.shape[0], panels.shape[0]
     row_tasks = -(-num_rows // _ROWS_PER_TASK)
     panels_per_task = num_panels * row_tasks // (NUM_THREADS * _TASKS_PER_THREAD)
@@ -173,10 +203,25 @@ def multiply_phase(team, phase, x, panels, out):
         if row_begin != prepared:
             _prepare_operand(x, panels, row_begin, row_end, operand)
             prepared = row_begin
-        _multiply_task(x, operand, panels, out, row_begin, row_end, panel_begin, panel_end, spill)
+        if with_silu:
+            _multiply_silu_task(x, operand, panels, out, row_begin, row_end, panel_begin, panel_end, spill)
+        else:
+            _multiply_task(x, operand, panels, out, row_begin, row_end, panel_begin, panel_end, spill)
         finish(team, phase)
         task = claim(team, phase, num_tasks)
     wait(team, phase, num_tasks)
+
+
+@device
+def multiply_phase(team, phase, x, panels, out):
+    """out [M, N] = x [M, K] @ packed weight, shared by the team."""
+    _multiply_tasks(team, phase, x, panels, out, False)
+
+
+@device
+def multiply_silu_phase(team, phase, x, panels, out):
+    """out [M, I] = silu(gates) * ups, of x @ a weight by `pair_gate_up`: what is between stays near."""
+    _multiply_tasks(team, phase, x, panels, out, True)
 
 
 @device
@@ -188,3 +233,14 @@ def _multiply(thread, counters, x, panels, out):
 def matmul(x, w, out):
     """out [M, N] = x [M, K] @ w.T; x and out float32, w from `pack_weight` or `pack_weight_int8`."""
     run_team(_multiply, (new_counters(1), x, w, out))
+
+
+@device
+def _multiply_silu(thread, counters, x, panels, out):
+    multiply_silu_phase(Team(counters, thread), 0, x, panels, out)
+
+
+@parallel_kernel
+def matmul_silu(x, w, out):
+    """out [M, I] = silu(x @ gates.T) * (x @ ups.T); w is packed by `pair_gate_up`."""
+    run_team(_multiply_silu, (new_counters(1), x, w, out))

@@ -1,15 +1,12 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Row by row kernels of a transformer layer: normalisation, residual sum, SiLU."""
+"""Row by row kernels of a transformer layer: normalisation, residual sum."""
 
 import numpy as np
 
 from engine.kernels.jit import NUM_THREADS, device, inlined, kernel
 from engine.kernels.team import alone, claim, finish, wait
-from engine.kernels.vector_function import exp2
 
-_LOG2_E = np.float32(1.4426950408889634)
 _TASKS_PER_THREAD = 4
-_SILU_COLUMNS = 1024  # of a task
 
 
 @inlined
@@ -60,24 +57,6 @@ def add_norm_phase(team, phase, residual, delta, weight, eps, out):
     wait(team, phase, num_tasks)
 
 
-@device
-def silu_phase(team, phase, gate_up, out):
-    """out [T, I] = silu(gate) * up; gate_up [T, 2I] holds the gates first."""
-    num_rows, width = out.shape
-    column_tasks = -(-width // _SILU_COLUMNS)
-    num_tasks = num_rows * column_tasks
-    task = claim(team, phase, num_tasks)
-    while task < num_tasks:
-        row = task // column_tasks
-        begin = task % column_tasks * _SILU_COLUMNS
-        for index in range(begin, min(width, begin + _SILU_COLUMNS)):
-            gate = gate_up[row, index]
-            out[row, index] = gate / (np.float32(1.0) + exp2(-gate * _LOG2_E)) * gate_up[row, width + index]
-        finish(team, phase)
-        task = claim(team, phase, num_tasks)
-    wait(team, phase, num_tasks)
-
-
 @kernel
 def rms_norm(x, weight, eps, out):
     """out [T, H] = x [T, H] / rms(x) * weight [H], all float32."""
@@ -88,9 +67,3 @@ def rms_norm(x, weight, eps, out):
 def add_rms_norm(residual, delta, weight, eps, out):
     """residual [T, H] += delta [T, H] in place, then out = residual / rms(residual) * weight [H]."""
     add_norm_phase(alone(), 0, residual, delta, weight, eps, out)
-
-
-@kernel
-def silu_mul(gate_up, out):
-    """out [T, I] = silu(gate_up[:, :I]) * gate_up[:, I:]."""
-    silu_phase(alone(), 0, gate_up, out)

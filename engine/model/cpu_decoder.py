@@ -95,7 +95,7 @@ def _pack_layer(layer: LayerWeights, pack: Pack) -> tuple[npt.NDArray[np.generic
         optional(layer.k_norm),
         pack(layer.output),
         layer.post_norm.numpy(),
-        pack(layer.gate_up),
+        pack(torch.from_numpy(cpu.pair_gate_up(layer.gate_up.numpy()))),
         pack(layer.down),
     )
 

@@ -91,17 +91,22 @@ def pack(model: Model, kind: str) -> cpu.DecoderWeights:
             return cpu.pack_weight_int8(weight.numpy())
         return cpu.pack_weight(bfloat16_bits(weight) if kind == "bfloat16" else weight.numpy())
 
+    def stacked(weights: list[torch.Tensor]) -> cpu.PackedWeight:
+        matrices: Any = np.stack([packed(weight) for weight in weights])
+        result: cpu.PackedWeight = matrices
+        return result
+
     def matrices(name: str) -> cpu.PackedWeight:
-        stacked: Any = np.stack([packed(getattr(layer, name)) for layer in model.layers])
-        weight: cpu.PackedWeight = stacked
-        return weight
+        return stacked([getattr(layer, name) for layer in model.layers])
+
+    gate_up = stacked([torch.from_numpy(cpu.pair_gate_up(layer.gate_up.numpy())) for layer in model.layers])
 
     def vectors(name: str) -> cpu.Float32:
         return np.stack([getattr(layer, name).numpy() for layer in model.layers])
 
     return cpu.DecoderWeights(
         vectors("attention_norm"), matrices("qkv"), vectors("qkv_bias"), vectors("q_norm"), vectors("k_norm"),
-        matrices("output"), vectors("mlp_norm"), matrices("gate_up"), matrices("down"),
+        matrices("output"), vectors("mlp_norm"), gate_up, matrices("down"),
         model.final_norm.numpy(), packed(model.head),
     )  # fmt: skip
 

@@ -45,6 +45,19 @@ def test_product(num_outputs: int, depth: int, dtype: str) -> None:
         torch.testing.assert_close(multiply(x, packed, num_outputs), expected, rtol=1e-5, atol=1e-6 * depth)
 
 
+@pytest.mark.parametrize("size", [7, 48, 100])
+def test_product_of_gates_and_ups(size: int) -> None:
+    w = random(2 * size, 64)
+    for num_rows in (1, 2, 5, 40):
+        x = random(num_rows, 64, seed=1)
+        x[0] *= 100  # gates in the hundreds: no overflow
+        out = np.full((num_rows, size), np.nan, np.float32)
+        cpu.matmul_silu(x.numpy(), cpu.pack_weight(cpu.pair_gate_up(w.numpy())), out)
+        gates, ups = (x @ w.T).chunk(2, -1)
+        expected = torch.nn.functional.silu(gates) * ups
+        torch.testing.assert_close(torch.from_numpy(out), expected, rtol=2e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "float32", "int8"])
 def test_a_row_does_not_depend_on_its_neighbours(kind: str) -> None:
     x, w = random(50, 96), random(40, 96, seed=1)

@@ -32,16 +32,6 @@ def test_norm_of_a_sum(num_rows: int, width: int) -> None:
     torch.testing.assert_close(torch.from_numpy(out), rms_norm(total, weight, 1e-5))
 
 
-@pytest.mark.parametrize(("num_rows", "width"), SIZES)
-def test_silu(num_rows: int, width: int) -> None:
-    gate_up = random(num_rows, 2 * width) * 20
-    gate_up[0, :4] = torch.tensor([0.0, 200.0, -200.0, -90.0])
-    out = np.full((num_rows, width), np.nan, np.float32)
-    cpu.silu_mul(gate_up.numpy(), out)
-    expected = torch.nn.functional.silu(gate_up[:, :width]) * gate_up[:, width:]
-    torch.testing.assert_close(torch.from_numpy(out), expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), [(9, 3, 64), (8, 1, 128), (4, 4, 96)])
 def test_rope(num_heads: int, num_kv_heads: int, dim: int, dtype: str) -> None:
