@@ -13,7 +13,10 @@ from engine.sampler import Draw, Sampled, SampleRow, draw_on_cpu, sample
 
 class Model(Protocol):
     def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
-        """Computes every row, writes its K/V into the pool; float32 logits of batch.logit_rows [R, vocab]."""
+        """Computes every row, writes its K/V into the pool; float32 logits of batch.logit_rows [R, vocab].
+
+        They are valid until the next call.
+        """
         ...
 
 

@@ -43,8 +43,6 @@ class Backend(Protocol):
 def choose_backend(options: EngineOptions) -> Backend:
     """The GPU if it is asked for, or there is one that can be used. Raises DeviceError in one sentence."""
     if options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available()):
-        if options.weights == "int8":
-            raise DeviceError("--weights int8 is computed on CPUs only: use --device cpu")
         try:
             return _cuda_backend(options)
         except DeviceError as error:
@@ -55,6 +53,8 @@ def choose_backend(options: EngineOptions) -> Backend:
 
 
 def _cuda_backend(options: EngineOptions) -> Backend:
+    if options.weights == "int8":
+        raise DeviceError("--weights int8 is for CPUs")
     # Most machines have neither a GPU nor the packages that these modules import.
     try:
         from engine.backends.cuda import CudaBackend

@@ -105,8 +105,8 @@ class _Shape:
             merged_queries=rows if is_merged else rows[:0],
             merged_splits=_pad(plan.merged_splits, (size if is_merged else 0,)),
         )
-        tables = _pad(batch.block_tables, (size, self.max_blocks))
-        token_ids, positions, slots, _, *rest = batch_arrays(batch, padded, tables)
+        # The page tables are large and stay as they are: no tile reads beyond them.
+        token_ids, positions, slots, _, *rest = batch_arrays(batch, padded, batch.block_tables)
         return padded, [
             _pad(token_ids, (size,)), _pad(positions, (size,)), _pad(slots, (size,), -1), rows, *rest,
         ]  # fmt: skip
@@ -115,7 +115,7 @@ class _Shape:
 class _RecordedStep:
     def __init__(self, step: Step, shape: _Shape, recorder: Recorder) -> None:
         self._shape = shape
-        plan, arrays = shape.padded(*_warm_up_batch(shape.size, bool(shape.splits.shared)))
+        plan, arrays = shape.padded(*_warm_up_batch(shape))
         self._packed = PackedArrays(arrays, shape.ops.device)
         self._packed.send(arrays)
         batch = device_batch(plan, self._packed)
@@ -128,14 +128,15 @@ class _RecordedStep:
         return self._recording.result[: len(batch.context_lens)]
 
 
-def _warm_up_batch(num_sequences: int, shares: bool) -> tuple[Batch, list[SharedPrefix]]:
-    """One token each, written nowhere; all begin with block 0 if they share something."""
+def _warm_up_batch(shape: _Shape) -> tuple[Batch, list[SharedPrefix]]:
+    """The largest arrays of the shape; one token each, written nowhere; all share block 0 if some may."""
+    num_sequences, shares = shape.size, shape.splits.shared > 0
     length = BLOCK_SIZE + 1 if shares else 1
     zeros = np.zeros(num_sequences, np.int32)
     batch = Batch(
         scheduled=(), token_ids=zeros, positions=zeros, slot_mapping=zeros - 1,
         cu_query_lens=np.arange(num_sequences + 1, dtype=np.int32), context_lens=zeros + length,
-        block_tables=np.zeros((num_sequences, 2), np.int32), logit_rows=zeros,
+        block_tables=np.zeros((num_sequences, shape.max_blocks), np.int32), logit_rows=zeros,
         shared_runs=SharedRuns(zeros, np.zeros((1, 1), np.int32), np.full(1, BLOCK_SIZE, np.int32)),
     )  # fmt: skip
     return batch, [SharedPrefix(tuple(range(num_sequences)), BLOCK_SIZE)] if shares else []

@@ -81,7 +81,7 @@ def our_logits(directory: Path, dtype: torch.dtype, chunk: int) -> torch.Tensor:
     with torch.inference_mode():
         for start in range(0, len(TOKENS), chunk):
             item = ScheduledSequence(sequence, start, min(chunk, len(TOKENS) - start))
-            parts.append(model.logits(build_batch((item,)), kv))
+            parts.append(model.logits(build_batch((item,)), kv).clone())
     return torch.cat(parts)
 
 

@@ -30,7 +30,10 @@ class PackedArrays:
             self.tensors.append(self._device[span].view(kind).view(array.shape))
 
     def send(self, arrays: Sequence[Array]) -> None:
-        """Queues the copy on the current stream; the one before must have come to its end."""
+        """Queues the copy on the current stream; the one before must have come to its end.
+
+        Of a smaller array than there is memory for, what lies beyond is undefined.
+        """
         for view, array in zip(self._views, arrays, strict=True):
-            view[...] = array
+            view[tuple(slice(0, n) for n in array.shape)] = array
         self._device.copy_(self._host, non_blocking=True)

@@ -123,6 +123,13 @@ def test_a_head_size_without_kernels_is_refused(tmp_path: Path) -> None:
         CudaDecoder(open_checkpoint(str(tmp_path)), torch.float32, 128, kernels())
 
 
+def assert_shapes_of(recorded: list[Any], arrays: list[Any]) -> None:
+    """All but the page tables have the shapes of what was recorded; those fit in."""
+    for index, (array, room) in enumerate(zip(arrays, recorded, strict=True)):
+        assert np.less_equal(array.shape, room.shape).all()
+        assert array.shape == room.shape or index == 10
+
+
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_padded_decode_step_gives_the_same_attention(shares: bool, dtype: torch.dtype) -> None:
@@ -140,9 +147,9 @@ def test_a_padded_decode_step_gives_the_same_attention(shares: bool, dtype: torc
 
     shape = cuda_graphs._Shape(ops, 8, 6, shares)
     # What is recorded has the shapes of what is replayed.
-    recorded, warm_up = shape.padded(*cuda_graphs._warm_up_batch(8, shares))
+    recorded, warm_up = shape.padded(*cuda_graphs._warm_up_batch(shape))
     plan, arrays = shape.padded(batch, prefixes)
-    assert [a.shape for a in arrays] == [a.shape for a in warm_up]
+    assert_shapes_of(warm_up, arrays)
     assert [p[1:] for p in plan.phases] == [p[1:] for p in recorded.phases]
     packed = PackedArrays(warm_up, CPU)
     padded_batch = device_batch(recorded, packed)
@@ -157,9 +164,9 @@ def test_a_padded_decode_step_gives_the_same_attention(shares: bool, dtype: torc
 def test_a_group_of_more_heads_than_a_tile_has_rows_can_be_recorded() -> None:
     ops = CudaOps(kernels(), 18, 1, torch.float32)
     shape = cuda_graphs._Shape(ops, 4, 6, shares=False)
-    recorded, warm_up = shape.padded(*cuda_graphs._warm_up_batch(4, shares=False))
+    recorded, warm_up = shape.padded(*cuda_graphs._warm_up_batch(shape))
     plan, arrays = shape.padded(batch_of(([0] * 20, 19, [1, 2]), ([0] * 9, 8, [3])), [])
-    assert [a.shape for a in arrays] == [a.shape for a in warm_up]
+    assert_shapes_of(warm_up, arrays)
     assert [phase.tiles.shape for phase in plan.phases] == [phase.tiles.shape for phase in recorded.phases]
 
 

@@ -1,5 +1,6 @@
-"""The whole engine on a simulated GPU, graphs and sampling included: the same tokens as on the CPU."""
+"""The whole engine on a GPU, mostly a simulated one: graphs, sampling, the same tokens as on the CPU."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from engine.backends import Backend
 from engine.backends.cuda import CudaBackend
 from engine.build import LoadedModel, load_model
 from engine.errors import ModelError
+from engine.kernels.cuda.launcher import GpuLauncher, Launcher
 from engine.model import cuda_graphs
 from engine.outputs import SequenceOutput
 from engine.sequence import Request
@@ -57,8 +59,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_up, "NUM_TIMINGS", 1)
 
 
+def a_gpu() -> Launcher:
+    return GpuLauncher(torch.device("cuda", 0))
+
+
+NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+
 @pytest.mark.usefixtures("quick")
-def test_tokens_equal_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("launcher_of", [SimulatorLauncher, pytest.param(a_gpu, marks=NEEDS_GPU)])
+def test_tokens_equal_those_of_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher_of: Callable[[], Launcher]
+) -> None:
     make_model(tmp_path, "llama")
     replayed: list[int] = []
     replay = cuda_graphs._RecordedStep.run
@@ -79,10 +91,11 @@ def test_tokens_equal_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.Monke
             num_prompt_logprobs=1,
         ),
     ]  # fmt: skip
-    simulated = load(tmp_path, CudaBackend(SimulatorLauncher(), 0.9))
-    assert simulated.info.device == "simulator"
+    launcher = launcher_of()
+    loaded = load(tmp_path, CudaBackend(launcher, 0.9))
+    assert loaded.info.device == launcher.name
     replayed.clear()
-    actual, expected = serve(simulated, requests), serve(load(tmp_path), requests)
+    actual, expected = serve(loaded, requests), serve(load(tmp_path), requests)
     assert 4 in replayed, "steps of one row a sequence are recorded ones"
     assert sum(output.num_draft_tokens for output in actual["greedy", 0]) > 0
     assert actual.keys() == expected.keys()

@@ -102,6 +102,12 @@ def test_a_gpu_that_can_be_used_is_taken(pretended: PretendedGpu) -> None:
         assert backend.device == torch.device("cuda", 0)
 
 
+def test_weights_for_cpus_are_served_on_one(pretended: PretendedGpu) -> None:
+    with pytest.raises(DeviceError, match="--device cuda: --weights int8 is for CPUs"):
+        choose_backend(engine_options(device="cuda", weights="int8"))
+    assert isinstance(choose_backend(engine_options(device="auto", weights="int8")), CpuBackend)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
