@@ -1,4 +1,4 @@
-"""`make bench`: measures, prints a table and writes bench.json; ONLY=memory|kernels|quality|e2e runs a part.
+"""`make bench`: measures, prints a table and writes bench.json; ONLY=… runs a part of `PARTS`.
 
 Exits 0 when everything was measured, met or not.
 """
@@ -7,13 +7,14 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import end_to_end, kernels, memory, quality
+from benchmarks import end_to_end, kernels, memory, quality, step_profile
 from benchmarks.figures import table
 
 PARTS = {
     "memory": memory.measure,
     "kernels": kernels.measure,
     "quality": quality.measure,
+    "step": step_profile.measure,
     "e2e": end_to_end.measure,
 }
 
