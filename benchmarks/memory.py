@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks import memory_workloads as workloads
 from benchmarks.figures import figure, table
+from benchmarks.memory_rpc import advance_rpc_us
 from memory_manager import MemoryConfig, MemoryManager
 
 _RUST = "NexusKV-Engine (Rust), its own machine"
@@ -29,6 +30,7 @@ FIGURES = [
     Figure("memory.evict", workloads.evict, "blocks/s", "higher", 5e6),
     Figure("memory.rollback", workloads.rollback, "1/s", "higher", 10e6),
     Figure("memory.advance_core_us", workloads.advance_core_us, "us", "lower", 20),
+    Figure("memory.advance_rpc_us", advance_rpc_us, "us", "lower", 1000),
     Figure("memory.advance_drafts_us", workloads.advance_drafts_us, "us", "lower", None),
     Figure("memory.bytes_per_block", workloads.bytes_per_block, "bytes", "lower", 160),
     Figure("memory.recovery_ops", workloads.recovery_ops, "1/s", "higher", 1e6),
