@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from nexuskv_client import Client
 from tests.e2e.system import System, running_system
 
 NUM_TOKENS = 48
@@ -57,6 +58,16 @@ def test_what_was_generated_once_is_drafted_the_next_time_and_after_a_restart(fr
     assert from_shared_index(usage)["accepted_tokens"] >= NUM_TOKENS // 2
     fresh.wait_idle()
     assert fresh.integrity_violations() == []
+
+
+async def test_the_client_hears_where_its_drafts_came_from(fresh: System) -> None:
+    complete(fresh)
+    async with Client(fresh.grpc) as client:
+        answer = await client.generate(PROMPT, max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    drafts = answer.usage.drafts
+    assert drafts["shared_index"].accepted_tokens >= NUM_TOKENS // 2
+    assert sum(source.draft_tokens for source in drafts.values()) == answer.usage.draft_tokens
+    assert sum(source.accepted_tokens for source in drafts.values()) == answer.usage.accepted_tokens
 
 
 def test_another_salt_is_not_drafted_from(fresh: System) -> None:
