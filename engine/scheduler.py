@@ -200,8 +200,13 @@ class Scheduler:
             victim.num_preemptions += 1
             self._send_back(victim)
 
+    def _release(self, sequence: Sequence) -> None:
+        """Children that were to be forked from it start from its cached prompt."""
+        for child in self._ledger.release(sequence):
+            self._waiting.add(child)
+
     def _send_back(self, sequence: Sequence) -> None:
-        self._ledger.release(sequence)
+        self._release(sequence)
         sequence.status = Status.WAITING
         self._waiting.add(sequence)
 
@@ -215,6 +220,7 @@ class Scheduler:
             self._waiting.add(sequence)
         self._running.clear()
         for child in self._ledger.forget():
+            child.drop_blocks()
             self._waiting.add(child)
         for sequence in (s for group in self._requests.values() for s in group):
             sequence.sequence_id = 0
@@ -259,7 +265,7 @@ class Scheduler:
         if sequence.status is Status.FINISHED:
             self._running.remove(sequence)
             if not alive:
-                self._ledger.release(sequence)
+                self._release(sequence)
             else:
                 self._ledger.inherit(alive[0], sequence)
                 self._run(alive[0])
@@ -272,7 +278,7 @@ class Scheduler:
         self._waiting.discard(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
-        self._ledger.release(sequence)
+        self._release(sequence)
         self._finish(sequence)
         self._ended.append(
             SequenceOutput(sequence.request.request_id, sequence.index, [], reason, error=error)

@@ -1,5 +1,6 @@
 """An engine with the hash model and a real memory manager in one process."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ from engine.speculation.planner import SpeculationPlanner
 from engine.speculation.step_cost import StepCost
 from memory_manager import MemoryConfig, MemoryManager
 from tests.engine.hash_model import HashModel, small_pool
-from tests.in_process_memory import InProcessMemory
+from tests.in_process_memory import InProcessMemory, LateMemory
 
 MAX_STEPS = 20_000
 
@@ -38,20 +39,23 @@ class Harness:
         max_waiting: int = 10_000,
         drafters: Sequence[Drafter] = (),
         memory_config: MemoryConfig | None = None,
+        late: random.Random | None = None,
     ) -> None:
+        """With `late` the memory manager's answers come late at random."""
         self.manager = MemoryManager(memory_config or MemoryConfig())
         self.num_blocks = num_blocks
         limits = SchedulerLimits(num_blocks, max_num_seqs, budget, max_waiting, num_blocks * 16)
-        memory = InProcessMemory(self.manager)
+        self.memory = LateMemory(self.manager, late) if late else InProcessMemory(self.manager)
         # Rows cost next to nothing, so everything that is proposed is verified.
         cost = StepCost([(1, 1.0), (1000, 1.001)])
         planner = SpeculationPlanner(drafters, cost) if drafters else None
         runner = ModelRunner(HashModel(), small_pool(num_blocks))
-        self.engine = Engine(runner, memory, limits, "hash-model", planner)
+        self.engine = Engine(runner, self.memory, limits, "hash-model", planner)
         self.choices: dict[tuple[str, int], Finished] = {}
 
     def step(self) -> list[SequenceOutput]:
         outputs = self.engine.step()
+        assert self.memory.refusals == []
         for output in outputs:
             choice = self.choices.setdefault((output.request_id, output.index), Finished())
             assert choice.reason is None, "an output after the terminal one"

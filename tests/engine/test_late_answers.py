@@ -1,0 +1,59 @@
+"""Forks, aborts, preemption and lost epochs while answers of the memory manager are late."""
+
+import random
+
+import pytest
+
+from engine.sequence import FinishReason
+from tests.engine.harness import Harness, request
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_lives(seed: int) -> None:
+    rng = random.Random(seed)
+    harness = Harness(rng.randint(20, 60), rng.randint(2, 8), rng.choice((16, 64)), late=rng)
+    requests = [
+        request(
+            f"r{i}",
+            [rng.randrange(3)] * rng.choice((5, 16, 40)) + rng.choices(range(32), k=rng.randint(1, 40)),
+            num_choices=rng.randint(1, 4),
+            priority=rng.randint(0, 2),
+            max_tokens=rng.choice((1, 2, 5, 40)),
+            temperature=1.0,
+            seed=i,
+        )
+        for i in range(12)
+    ]
+    expected = {}
+    for one in requests:
+        expected.update(Harness(num_blocks=256, budget=4096).run(one))
+    waiting, aborted = list(requests), set()
+    while waiting or harness.engine.has_work:
+        if waiting and rng.random() < 0.3:
+            harness.engine.add(waiting.pop())
+        harness.step()
+        if rng.random() < 0.05:
+            aborted.add(name := rng.choice(requests).request_id)
+            harness.engine.abort(name)
+        if rng.random() < 0.01:
+            harness.manager.register_engine("engine-0", harness.num_blocks, 16, "hash-model")
+        if rng.random() < 0.1:
+            assert harness.manager.check_integrity() == []
+    for key, choice in harness.choices.items():
+        whole = expected[key]
+        if choice.reason is FinishReason.ABORT:
+            assert key[0] in aborted
+            assert choice.tokens == whole.tokens[: len(choice.tokens)]
+        else:
+            assert (choice.tokens, choice.reason) == (whole.tokens, whole.reason)
+    assert harness.choices.keys() == expected.keys()
+    harness.assert_idle_and_clean()
+
+
+def test_a_fork_that_nobody_asked_for_yet_ends_with_its_request() -> None:
+    harness = Harness()
+    harness.engine.add(request("r", [1, 2, 3], num_choices=3))
+    harness.step()  # the prompt is computed, its forks are wanted
+    harness.engine.abort("r")
+    harness.run()
+    harness.assert_idle_and_clean()
