@@ -1,11 +1,11 @@
 """An engine with the hash model and a real memory manager in one process."""
 
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.engine import Engine
+from engine.memory_client import MemoryClient
 from engine.options import EngineOptions
 from engine.outputs import SequenceOutput
 from engine.runner import ModelRunner
@@ -16,7 +16,7 @@ from engine.speculation.planner import SpeculationPlanner
 from engine.speculation.step_cost import StepCost
 from memory_manager import MemoryConfig, MemoryManager
 from tests.engine.hash_model import HashModel, small_pool
-from tests.in_process_memory import InProcessMemory, LateMemory
+from tests.in_process_memory import InProcessMemory
 
 MAX_STEPS = 20_000
 
@@ -39,13 +39,12 @@ class Harness:
         max_waiting: int = 10_000,
         drafters: Sequence[Drafter] = (),
         memory_config: MemoryConfig | None = None,
-        late: random.Random | None = None,
+        memory: Callable[[MemoryManager], MemoryClient] = InProcessMemory,
     ) -> None:
-        """With `late` the memory manager's answers come late at random."""
         self.manager = MemoryManager(memory_config or MemoryConfig())
         self.num_blocks = num_blocks
         limits = SchedulerLimits(num_blocks, max_num_seqs, budget, max_waiting, num_blocks * 16)
-        self.memory = LateMemory(self.manager, late) if late else InProcessMemory(self.manager)
+        self.memory = memory(self.manager)
         # Rows cost next to nothing, so everything that is proposed is verified.
         cost = StepCost([(1, 1.0), (1000, 1.001)])
         planner = SpeculationPlanner(drafters, cost) if drafters else None
@@ -55,7 +54,8 @@ class Harness:
 
     def step(self) -> list[SequenceOutput]:
         outputs = self.engine.step()
-        assert self.memory.refusals == []
+        if isinstance(self.memory, InProcessMemory):
+            assert self.memory.refusals == []
         for output in outputs:
             choice = self.choices.setdefault((output.request_id, output.index), Finished())
             assert choice.reason is None, "an output after the terminal one"

@@ -126,7 +126,7 @@ def test_an_unsupported_type_is_named(file: Path) -> None:
 def test_an_unknown_type_is_named(file: Path) -> None:
     write_gguf(file, random_model("llama"))
     retype(file, 999)
-    with pytest.raises(ModelError, match="types unknown here .*999.* is not a valid GGMLQuantizationType"):
+    with pytest.raises(ModelError, match=r"types unknown here .*999.* is not a valid GGMLQuantizationType"):
         open_checkpoint(str(file))
 
 

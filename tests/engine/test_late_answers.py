@@ -6,12 +6,14 @@ import pytest
 
 from engine.sequence import FinishReason
 from tests.engine.harness import Harness, request
+from tests.in_process_memory import LateMemory
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_random_lives(seed: int) -> None:
     rng = random.Random(seed)
-    harness = Harness(rng.randint(20, 60), rng.randint(2, 8), rng.choice((16, 64)), late=rng)
+    num_blocks, max_num_seqs, budget = rng.randint(20, 60), rng.randint(2, 8), rng.choice((16, 64))
+    harness = Harness(num_blocks, max_num_seqs, budget, memory=lambda manager: LateMemory(manager, rng))
     requests = [
         request(
             f"r{i}",
