@@ -29,14 +29,16 @@ def test_random_lives(seed: int) -> None:
     expected = {}
     for one in requests:
         expected.update(Harness(num_blocks=256, budget=4096).run(one))
-    waiting, aborted = list(requests), set()
+    waiting, aborted = list(requests), set[tuple[str, int]]()
     while waiting or harness.engine.has_work:
         if waiting and rng.random() < 0.3:
             harness.engine.add(waiting.pop())
         harness.step()
         if rng.random() < 0.05:
-            aborted.add(name := rng.choice(requests).request_id)
-            harness.engine.abort(name)
+            one = rng.choice(requests)
+            index = rng.choice((None, rng.randrange(one.num_choices)))
+            aborted.update((one.request_id, i) for i in range(one.num_choices) if index in (None, i))
+            harness.engine.abort(one.request_id, index=index)
         if rng.random() < 0.01:
             harness.manager.register_engine("engine-0", harness.num_blocks, 16, "hash-model")
         if rng.random() < 0.1:
@@ -44,7 +46,7 @@ def test_random_lives(seed: int) -> None:
     for key, choice in harness.choices.items():
         whole = expected[key]
         if choice.reason is FinishReason.ABORT:
-            assert key[0] in aborted
+            assert key in aborted
             assert choice.tokens == whole.tokens[: len(choice.tokens)]
         else:
             assert (choice.tokens, choice.reason) == (whole.tokens, whole.reason)
@@ -58,4 +60,24 @@ def test_a_fork_that_nobody_asked_for_yet_ends_with_its_request() -> None:
     harness.step()  # the prompt is computed, its forks are wanted
     harness.engine.abort("r")
     harness.run()
+    harness.assert_idle_and_clean()
+
+
+@pytest.mark.parametrize("when", range(6))
+@pytest.mark.parametrize("index", range(3))
+def test_one_choice_is_aborted_and_the_others_go_on(when: int, index: int) -> None:
+    one = request("r", [t % 30 for t in range(60)], num_choices=3, temperature=1.0, max_tokens=30)
+    expected = Harness().run(one)
+    harness = Harness(budget=32)
+    harness.engine.add(one)
+    for _ in range(when):
+        harness.step()
+    harness.engine.abort("r", index=index)
+    harness.run()
+    assert harness.choices.keys() == expected.keys()
+    for key, choice in harness.choices.items():
+        if key[1] == index:
+            assert choice.reason is FinishReason.ABORT
+        else:
+            assert (choice.tokens, choice.reason) == (expected[key].tokens, expected[key].reason)
     harness.assert_idle_and_clean()
