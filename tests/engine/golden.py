@@ -14,6 +14,7 @@ from engine.engine import Engine
 from engine.kv_pool import BLOCK_SIZE, KVPool
 from engine.metrics import EngineMetrics
 from engine.model.cpu_decoder import CpuDecoder
+from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from engine.sequence import Request, SamplingParams, Sequence
 from engine.speculation.planner import SpeculationPlanner
@@ -113,7 +114,8 @@ class Golden:
         cost = StepCost([(1, 1.0), (1000, 1.001)])
         planner = SpeculationPlanner([SharedIndex(), PromptLookup()], cost) if mode.speculation else None
         memory = InProcessMemory(MemoryManager(MemoryConfig()))
-        return Engine(self._model, self._kv(NUM_BLOCKS), memory, limits, "golden", planner)
+        runner = ModelRunner(self._model, self._kv(NUM_BLOCKS))
+        return Engine(runner, memory, limits, "golden", planner)
 
     def _kv(self, num_blocks: int) -> KVPool:
         c = self._model.config
