@@ -1,18 +1,19 @@
-"""`make bench`: measures, prints a table and writes bench.json; ONLY=… runs a part of `PARTS`.
+"""`make bench`: measures, prints a table and writes bench.json; ONLY=PART runs a part.
 
-Exits 0 when everything was measured, met or not.
+PART is one of `PARTS`. Exits 0 when everything was measured, met or not.
 """
 
 import argparse
 import json
 from pathlib import Path
 
-from benchmarks import end_to_end, kernels, memory, quality, step_profile
+from benchmarks import end_to_end, exactness, kernels, memory, quality, step_profile
 from benchmarks.figures import table
 
 PARTS = {
     "memory": memory.measure,
     "kernels": kernels.measure,
+    "exactness": exactness.measure,
     "quality": quality.measure,
     "step": step_profile.measure,
     "e2e": end_to_end.measure,

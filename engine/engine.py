@@ -46,9 +46,12 @@ class Engine:
         """Queues a request. Raises RequestError when it cannot be served."""
         self._scheduler.add(request)
 
-    def abort(self, request_id: str, asked_at: float | None = None) -> None:
-        """Takes effect before the next step; unknown ids are ignored. `asked_at` is by time.monotonic."""
-        self._scheduler.abort(request_id, asked_at)
+    def abort(self, request_id: str, asked_at: float | None = None, index: int | None = None) -> None:
+        """Takes effect before the next step; unknown ids are ignored. `asked_at` is by time.monotonic.
+
+        Every choice ends, or only the one with that index.
+        """
+        self._scheduler.abort(request_id, asked_at, index)
 
     @property
     def has_work(self) -> bool:

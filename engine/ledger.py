@@ -46,7 +46,7 @@ class _Sent:
     """The sequences behind the entries of the outstanding update."""
 
     rooms: list[Sequence]
-    forks: list[tuple[Sequence, Sequence]]
+    forks: list[tuple[int, Sequence]]  # the parent's id, the child with the parent's blocks
     acquires: list[Sequence]
     aborts: list[float]
 
@@ -99,21 +99,31 @@ class Ledger:
 
     def forget(self) -> list[Sequence]:
         """The epoch has ended: nothing said or asked for counts. Answers the children of lost forks."""
-        forks = self._forks + (self._sent.forks if self._sent is not None else [])
+        children = [child for _, child in self._forks]
+        if self._sent is not None:
+            children += [child for _, child in self._sent.forks]
         self._pending, self._forks, self._sent = Update(), [], None
         self._by_id.clear()
         self.num_free = self.num_fenced = self.num_evictable = 0
-        return [child for _, child in forks if child.sequence_id]
+        return [child for child in children if child.sequence_id]
 
-    def release(self, sequence: Sequence) -> None:
-        """Ends a sequence's stay in the pool; its last tokens are reported by the same call."""
+    def release(self, sequence: Sequence) -> list[Sequence]:
+        """Ends a sequence's stay in the pool; its last tokens are reported by the same call.
+
+        Answers the children that it was to have and that nobody has asked for yet.
+        """
         if sequence.sequence_id == 0:
-            return
+            return []
+        orphans = [child for parent, child in self._forks if parent is sequence]
+        self._forks = [pair for pair in self._forks if sequence not in pair]
+        for child in orphans:
+            child.sequence_id = 0
         self._report(sequence)
         self._pending.releases.append(sequence.sequence_id)
         self._by_id.pop(sequence.sequence_id, None)
         sequence.drop_blocks()
         sequence.sequence_id = 0
+        return orphans
 
     def note_abort(self, asked_at: float) -> None:
         """The releases that follow are an abort's; the answer to them tells how long it took."""
@@ -154,13 +164,15 @@ class Ledger:
                 del sequence.block_table[kept:]
         for parent, child in forks:
             update.forks.append(Fork(parent.sequence_id, child.sequence_id))
+            child.block_table = parent.block_table[: -(-child.num_prompt // BLOCK_SIZE)]
         for sequence in candidates:
             update.acquires.append(self._acquire(sequence))
         if update.is_empty and self.num_fenced == 0:
             return False
         update.launched_step = update.completed_step = step
         self._memory.send(update)
-        self._sent = _Sent(rooms, forks, candidates, self._aborts)
+        asked = [(parent.sequence_id, child) for parent, child in forks]
+        self._sent = _Sent(rooms, asked, candidates, self._aborts)
         self._aborts = []
         return bool(candidates or forks or any(s.capacity < s.num_tokens for s in rooms))
 
@@ -178,6 +190,11 @@ class Ledger:
         for replacement in answer.replacements:
             if (sequence := self._by_id.get(replacement.sequence_id)) is not None:
                 sequence.block_table[replacement.logical_index] = replacement.block
+            for parent_id, child in sent.forks:
+                if parent_id == replacement.sequence_id and replacement.logical_index < len(
+                    child.block_table
+                ):
+                    child.block_table[replacement.logical_index] = replacement.block
         for offer in answer.drafts:
             if (sequence := self._by_id.get(offer.sequence_id)) is not None:
                 sequence.offered_draft = OfferedDraft(offer.base_length, offer.tokens)
@@ -191,16 +208,16 @@ class Ledger:
         return outcome
 
     def _apply_forks(self, sent: _Sent, answer: UpdateAnswer, outcome: Outcome) -> None:
-        for (parent, child), result in zip(sent.forks, answer.forks, strict=True):
+        for (_, child), result in zip(sent.forks, answer.forks, strict=True):
             if not child.sequence_id:
                 continue  # aborted meanwhile; its release is pending
             if not result.granted:
                 child.sequence_id = 0
+                child.drop_blocks()
                 outcome.fork_refused.append(child)
                 continue
             replaced = dict(result.copies)
-            shared = parent.block_table[: -(-child.num_prompt // BLOCK_SIZE)]
-            child.block_table = [replaced.get(block, block) for block in shared]
+            child.block_table = [replaced.get(block, block) for block in child.block_table]
             child.num_computed = child.num_reported = child.num_written_reported = child.num_prompt
             self._copy_blocks(list(replaced), list(replaced.values()))
             self._by_id[child.sequence_id] = child

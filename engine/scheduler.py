@@ -93,16 +93,28 @@ class Scheduler:
         self._requests[request.request_id] = [first, *siblings]
         self._waiting.add(first)
 
-    def abort(self, request_id: str, asked_at: float | None = None) -> None:
-        """Ends every choice that has not ended; unknown ids are ignored.
+    def abort(self, request_id: str, asked_at: float | None = None, index: int | None = None) -> None:
+        """Ends every choice that has not ended, or the one with that index; unknown ids are ignored.
 
         `asked_at` (time.monotonic) is when the client left, for the histogram of how long its blocks stay.
         """
-        sequences = [s for s in self._requests.get(request_id, []) if s.status is not Status.FINISHED]
+        group = self._requests.get(request_id, [])
+        sequences = [s for s in group if s.status is not Status.FINISHED and index in (None, s.index)]
         if any(sequence.sequence_id for sequence in sequences):
             self._ledger.note_abort(time.monotonic() if asked_at is None else asked_at)
         for sequence in sequences:
+            if index is not None:
+                self._leave_group(sequence, group)
             self._end(sequence, FinishReason.ABORT)
+
+    def _leave_group(self, sequence: Sequence, group: list[Sequence]) -> None:
+        """The choices that are not forked yet get on without this one."""
+        if sequence.siblings:
+            heir, *others = sequence.siblings
+            heir.siblings, sequence.siblings = tuple(others), ()
+            self._waiting.add(heir)
+        for other in group:
+            other.siblings = tuple(s for s in other.siblings if s is not sequence)
 
     def _new_sequence(self, request: Request, index: int, siblings: tuple[Sequence, ...] = ()) -> Sequence:
         self._num_added += 1
@@ -200,8 +212,13 @@ class Scheduler:
             victim.num_preemptions += 1
             self._send_back(victim)
 
+    def _release(self, sequence: Sequence) -> None:
+        """Children that were to be forked from it start from its cached prompt."""
+        for child in self._ledger.release(sequence):
+            self._waiting.add(child)
+
     def _send_back(self, sequence: Sequence) -> None:
-        self._ledger.release(sequence)
+        self._release(sequence)
         sequence.status = Status.WAITING
         self._waiting.add(sequence)
 
@@ -215,6 +232,7 @@ class Scheduler:
             self._waiting.add(sequence)
         self._running.clear()
         for child in self._ledger.forget():
+            child.drop_blocks()
             self._waiting.add(child)
         for sequence in (s for group in self._requests.values() for s in group):
             sequence.sequence_id = 0
@@ -259,7 +277,7 @@ class Scheduler:
         if sequence.status is Status.FINISHED:
             self._running.remove(sequence)
             if not alive:
-                self._ledger.release(sequence)
+                self._release(sequence)
             else:
                 self._ledger.inherit(alive[0], sequence)
                 self._run(alive[0])
@@ -272,7 +290,7 @@ class Scheduler:
         self._waiting.discard(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
-        self._ledger.release(sequence)
+        self._release(sequence)
         self._finish(sequence)
         self._ended.append(
             SequenceOutput(sequence.request.request_id, sequence.index, [], reason, error=error)

@@ -23,6 +23,8 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
         self.script, self.load = script, pb.GetLoadResponse()
         self.submits: list[pb.Submit] = []
         self.aborted: list[str] = []
+        self.aborted_choices: list[tuple[str, int]] = []
+        self.differ: Callable[[int, int], int] = lambda choice, token: token  # what a choice says instead
         self.rejection: pb.Rejected | None = None
         self.pause_after = 1 << 30  # tokens of a choice, then the engine waits
 
@@ -59,6 +61,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
         running: set[asyncio.Task[None]] = set()
         async for request in requests:
             self.aborted += request.abort.request_ids
+            self.aborted_choices += [(c.request_id, c.index) for c in request.abort.choices]
             if request.HasField("submit"):
                 self.submits.append(request.submit)
                 running.add(asyncio.create_task(self._answer(request.submit, responses)))
@@ -78,7 +81,11 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
                 return None
             token = tokens[min(step, len(tokens) - 1)]
             stops, last = token in submit.sampling.stop_token_ids, step + 1 == limit
-            outputs = [self._output(submit, i, token, step) for i in range(submit.num_choices)]
+            outputs = [
+                self._output(submit, i, self.differ(i, token), step)
+                for i in range(submit.num_choices)
+                if (submit.request_id, i) not in self.aborted_choices
+            ]
             for output in outputs if stops or last else ():
                 output.finish_reason = STOP if stops else LENGTH
                 if stops:

@@ -1,5 +1,7 @@
 """The engine's `MemoryClient` over a memory manager in the same process, through the same messages."""
 
+import random
+
 from engine.errors import MemoryManagerError, StaleEpochError
 from engine.kv_pool import BLOCK_SIZE
 from engine.memory_client import Update, UpdateAnswer
@@ -14,6 +16,7 @@ class InProcessMemory:
     def __init__(self, manager: MemoryManager, engine_id: str = "engine-0") -> None:
         self.manager = manager
         self.epoch_ended = False
+        self.refusals: list[str] = []  # calls that were wrong; the engine recovers from them
         self._engine_id = engine_id
         self._epoch = 0
         self._op_seq = 0
@@ -34,8 +37,20 @@ class InProcessMemory:
         except PreconditionError as error:
             raise StaleEpochError(str(error)) from error
         except Refusal as error:
+            self.refusals.append(f"{error.reason}: {error}")
             raise MemoryManagerError(f"{error.reason}: {error}") from error
 
     def receive(self, timeout_s: float) -> UpdateAnswer | None:
         answer, self._answer = self._answer, None
         return answer
+
+
+class LateMemory(InProcessMemory):
+    """Answers some steps late, as another process may."""
+
+    def __init__(self, manager: MemoryManager, rng: random.Random) -> None:
+        super().__init__(manager)
+        self._rng = rng
+
+    def receive(self, timeout_s: float) -> UpdateAnswer | None:
+        return None if self._rng.random() < 0.5 else super().receive(timeout_s)

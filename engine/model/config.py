@@ -9,14 +9,15 @@ from engine.errors import ModelError
 class RopeScaling:
     """Stretches rotary positions beyond the trained context (names as in Hugging Face configs)."""
 
-    kind: str  # "linear", "llama3" or "yarn"
-    factor: float
+    kind: str  # "linear", "llama3", "yarn" or "factors"
+    factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    frequency_factors: tuple[float, ...] = ()  # what each frequency is divided by
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ def rope_tables(config: ModelConfig, num_positions: int) -> tuple[torch.Tensor, 
 def _scale(inv_freq: torch.Tensor, config: ModelConfig, scaling: RopeScaling) -> tuple[torch.Tensor, float]:
     if scaling.kind == "linear":
         return inv_freq / scaling.factor, 1.0
+    if scaling.kind == "factors":
+        return inv_freq / torch.tensor(scaling.frequency_factors), 1.0
     if scaling.kind == "llama3":
         return _llama3(inv_freq, scaling), 1.0
     if scaling.kind == "yarn":

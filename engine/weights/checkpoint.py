@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -30,3 +30,10 @@ def check_shape(path: Path, name: str, found: Iterable[int], wanted: tuple[int, 
     found = tuple(found)
     if found != wanted:
         raise ModelError(f"{path.name}: tensor {name} has shape {list(found)}, expected {list(wanted)}")
+
+
+def require_positive(source: str, key: str, value: object) -> Any:
+    """The value, a number above 0. Raises ModelError naming the key."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ModelError(f"{source}: {key} is {value!r}, expected a number above 0")
+    return value

@@ -11,7 +11,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.model.config import ModelConfig, RopeScaling
-from engine.weights.checkpoint import check_shape
+from engine.weights.checkpoint import check_shape, require_positive
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -76,39 +76,57 @@ class GgufCheckpoint:
             raise ModelError(f"{self.path.name}: metadata key {key} is missing")
         return default
 
+    def _number(self, key: str, default: float | None = None) -> Any:
+        return require_positive(self.path.name, key, self._value(key, default))
+
     def _read_config(self, name: str) -> ModelConfig:
         arch = self._value("general.architecture")
         if arch not in ARCHITECTURES:
             allowed = ", ".join(ARCHITECTURES)
             raise ModelError(f"{self.path.name}: architecture {arch!r} is unknown; served are {allowed}")
-        heads = self._value(f"{arch}.attention.head_count")
-        hidden = self._value(f"{arch}.embedding_length")
+        if arch != "qwen2" and "blk.0.attn_q.bias" in self._tensors:
+            raise ModelError(f"{self.path.name}: tensor blk.0.attn_q.bias is not served for {arch!r}")
+        heads = self._number(f"{arch}.attention.head_count")
+        hidden = self._number(f"{arch}.embedding_length")
+        head_dim = self._number(f"{arch}.attention.key_length", hidden // heads)
         vocab = self._tensors["token_embd.weight"].shape[1] if "token_embd.weight" in self._tensors else 0
         return ModelConfig(
             name=name,
             architecture=arch,
-            num_layers=self._value(f"{arch}.block_count"),
+            num_layers=self._number(f"{arch}.block_count"),
             hidden_size=hidden,
             num_heads=heads,
-            num_kv_heads=self._value(f"{arch}.attention.head_count_kv", heads),
-            head_dim=self._value(f"{arch}.attention.key_length", hidden // heads),
-            intermediate_size=self._value(f"{arch}.feed_forward_length"),
+            num_kv_heads=self._number(f"{arch}.attention.head_count_kv", heads),
+            head_dim=head_dim,
+            intermediate_size=self._number(f"{arch}.feed_forward_length"),
             vocab_size=int(vocab),
-            max_position=self._value(f"{arch}.context_length"),
-            rms_norm_eps=self._value(f"{arch}.attention.layer_norm_rms_epsilon"),
-            rope_theta=self._value(f"{arch}.rope.freq_base", 10_000.0),
-            rope_scaling=self._rope_scaling(arch),
+            max_position=self._number(f"{arch}.context_length"),
+            rms_norm_eps=self._number(f"{arch}.attention.layer_norm_rms_epsilon"),
+            rope_theta=self._number(f"{arch}.rope.freq_base", 10_000.0),
+            rope_scaling=self._rope_scaling(arch, head_dim),
             tie_embeddings="output.weight" not in self._tensors,
             eos_token_ids=self._eos_token_ids(),
         ).validate()
 
-    def _rope_scaling(self, arch: str) -> RopeScaling | None:
-        kind = self._value(f"{arch}.rope.scaling.type", "none")
-        if kind == "none":
+    def _rope_scaling(self, arch: str, head_dim: int) -> RopeScaling | None:
+        factors = self._tensors.get("rope_freqs.weight")
+        if factors is not None:
+            values = gguf.dequantize(factors.data, factors.tensor_type)
+            check_shape(self.path, factors.name, values.shape, (head_dim // 2,))
+            return RopeScaling("factors", frequency_factors=tuple(values.tolist()))
+        prefix = f"{arch}.rope.scaling."
+        kind = self._value(prefix + "type", "linear")
+        factor = self._number(prefix + "factor", 1.0)
+        if kind == "none" or (kind == "linear" and factor == 1.0):
             return None
-        original = self._value(f"{arch}.rope.scaling.original_context_length", 8192)
         return RopeScaling(
-            kind, self._value(f"{arch}.rope.scaling.factor", 1.0), original_max_position=original
+            kind,
+            factor,
+            original_max_position=self._number(
+                prefix + "original_context_length", self._number(f"{arch}.context_length")
+            ),
+            beta_fast=self._number(prefix + "yarn_beta_fast", 32.0),
+            beta_slow=self._number(prefix + "yarn_beta_slow", 1.0),
         )
 
     def _eos_token_ids(self) -> tuple[int, ...]:
@@ -123,7 +141,9 @@ def _open(path: Path) -> gguf.GGUFReader:
     try:
         return gguf.GGUFReader(path)
     except (ValueError, IndexError, KeyError, struct.error, OverflowError, MemoryError) as error:
-        raise ModelError(f"{path}: truncated or damaged GGUF file ({error})") from error
+        raise ModelError(
+            f"{path}: truncated or damaged GGUF file, or types unknown here ({error})"
+        ) from error
 
 
 def _gguf_name(name: str) -> str:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
 from engine.model.config import ModelConfig, RopeScaling
-from engine.weights.checkpoint import check_shape
+from engine.weights.checkpoint import check_shape, require_positive
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -46,6 +46,9 @@ class HubCheckpoint:
             raise ModelError(f"{self.path / 'config.json'}: {key} is missing")
         return value
 
+    def _number(self, key: str, default: float | None = None) -> Any:
+        return require_positive(str(self.path / "config.json"), key, self._value(key, default))
+
     def _read_config(self, name: str) -> ModelConfig:
         architecture = self._value("model_type")
         if architecture not in ARCHITECTURES:
@@ -53,31 +56,37 @@ class HubCheckpoint:
             raise ModelError(
                 f"{self.path.name}: model_type {architecture!r} is unknown; served are {allowed}"
             )
-        if self._json.get("quantization_config"):
-            raise ModelError(f"{self.path.name}: quantised safetensors are not served; use a GGUF file")
-        heads, hidden = self._value("num_attention_heads"), self._value("hidden_size")
+        self._refuse_what_is_not_computed()
+        heads, hidden = self._number("num_attention_heads"), self._number("hidden_size")
         rope = self._json.get("rope_parameters") or {}
         return ModelConfig(
             name=name,
             architecture=architecture,
-            num_layers=self._value("num_hidden_layers"),
+            num_layers=self._number("num_hidden_layers"),
             hidden_size=hidden,
             num_heads=heads,
-            num_kv_heads=self._value("num_key_value_heads", heads),
+            num_kv_heads=self._number("num_key_value_heads", heads),
             head_dim=self._json.get("head_dim") or hidden // heads,
-            intermediate_size=self._value("intermediate_size"),
-            vocab_size=self._value("vocab_size"),
+            intermediate_size=self._number("intermediate_size"),
+            vocab_size=self._number("vocab_size"),
             max_position=self._max_position(),
-            rms_norm_eps=self._value("rms_norm_eps", 1e-6),
-            rope_theta=float(rope.get("rope_theta") or self._value("rope_theta", 10_000.0)),
+            rms_norm_eps=self._number("rms_norm_eps", 1e-6),
+            rope_theta=float(rope.get("rope_theta") or self._number("rope_theta", 10_000.0)),
             rope_scaling=self._rope_scaling(rope or self._json.get("rope_scaling") or {}),
             tie_embeddings=self._json.get("tie_word_embeddings", False),
             eos_token_ids=self._eos_token_ids(),
         ).validate()
 
+    def _refuse_what_is_not_computed(self) -> None:
+        if self._json.get("quantization_config"):
+            raise ModelError(f"{self.path.name}: quantised safetensors are not served; use a GGUF file")
+        for key, served in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
+            if (value := self._json.get(key, served)) != served:
+                raise ModelError(f"{self.path.name}: {key} {value!r} is not served, only {served!r}")
+
     def _max_position(self) -> int:
         """Attention here sees the whole context, so a sliding window bounds what is exact."""
-        positions: int = self._value("max_position_embeddings")
+        positions: int = self._number("max_position_embeddings")
         uses_window = self._json.get("use_sliding_window", self._json["model_type"] == "mistral")
         window = self._json.get("sliding_window")
         return min(positions, window) if uses_window and window else positions
@@ -122,7 +131,9 @@ def _tensor_files(path: Path) -> dict[str, str]:
     """Tensor name to file name."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        files: dict[str, str] = _read_json(index)["weight_map"]
+        files = _read_json(index).get("weight_map")
+        if not isinstance(files, dict):
+            raise ModelError(f"{index}: weight_map is missing")
         return files
     names: dict[str, str] = {}
     for file in sorted(path.glob("*.safetensors")):

@@ -53,6 +53,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                     session.submit(request.submit, self._problem(request.submit), self._draining)
                 elif request.HasField("abort"):
                     session.abort(request.abort.request_ids)
+                    session.abort_choices(request.abort.choices)
         finally:
             session.responses.put_nowait(None)
 

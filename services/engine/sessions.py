@@ -39,6 +39,10 @@ class FrontendSession:
     def abort(self, request_ids: Iterable[str]) -> None:
         self._worker.abort([self._prefix + request_id for request_id in request_ids])
 
+    def abort_choices(self, choices: Iterable[pb.AbortSequences.Choice]) -> None:
+        for choice in choices:
+            self._worker.abort([self._prefix + choice.request_id], choice.index)
+
     def abort_all(self) -> None:
         self.abort(list(self._running))
 

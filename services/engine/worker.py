@@ -32,6 +32,7 @@ class _Submit:
 @dataclass(frozen=True)
 class _Abort:
     request_ids: list[str]
+    index: int | None  # of the one choice that is to end
     asked_at: float = field(default_factory=time.monotonic)
 
 
@@ -53,8 +54,9 @@ class EngineWorker:
         """`on_decided` hears None when the request was accepted, else why not."""
         self._commands.put(_Submit(request, on_decided))
 
-    def abort(self, request_ids: list[str]) -> None:
-        self._commands.put(_Abort(request_ids))
+    def abort(self, request_ids: list[str], index: int | None = None) -> None:
+        """Of every choice, or of the one with that index."""
+        self._commands.put(_Abort(request_ids, index))
 
     async def stop(self) -> None:
         self._commands.put(None)
@@ -85,7 +87,7 @@ class EngineWorker:
     def _carry_out(self, command: _Submit | _Abort) -> None:
         if isinstance(command, _Abort):
             for request_id in command.request_ids:
-                self.engine.abort(request_id, command.asked_at)
+                self.engine.abort(request_id, command.asked_at, command.index)
             return
         try:
             self.engine.add(command.request)

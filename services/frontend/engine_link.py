@@ -135,8 +135,10 @@ class EngineLink:
             step, now = response.step, time.time()
             for output in step.outputs:
                 if (generation := self._generations.get(output.request_id)) is not None:
-                    generation.take_output(output, step.pool, now)
+                    ended_here = generation.take_output(output, step.pool, now)
                     self._drop_if_done(generation)
+                    if ended_here and not generation.done:
+                        self._abort_choice(output)
         elif kind == "accepted":
             if (generation := self._generations.get(response.accepted.request_id)) is not None:
                 generation.accept()
@@ -154,6 +156,10 @@ class EngineLink:
             self.release([generation])
         else:
             self._generations.pop(generation.submit.request_id, None)
+
+    def _abort_choice(self, output: engine_pb2.SequenceOutput) -> None:
+        choice = engine_pb2.AbortSequences.Choice(request_id=output.request_id, index=output.index)
+        self._post(engine_pb2.SessionRequest(abort=engine_pb2.AbortSequences(choices=[choice])))
 
     def _give_up_session(self) -> None:
         if self._call is not None:

@@ -93,16 +93,19 @@ class Generation:
         self.num_open = 0
         self._finished()
 
-    def take_output(self, output: engine_pb2.SequenceOutput, pool: engine_pb2.PoolState, now: float) -> None:
-        """One step's output for one choice. `now`: seconds since the epoch."""
+    def take_output(self, output: engine_pb2.SequenceOutput, pool: engine_pb2.PoolState, now: float) -> bool:
+        """One step's output for one choice. `now`: seconds since the epoch.
+
+        Answers whether it ended a choice that the engine goes on with: a stop string was found.
+        """
         if output.finish_reason:
             self.num_running -= 1
         if output.error:
             self.fail(unavailable(f"the engine gave the request up: {output.error}", "ENGINE_ABORTED"))
-            return
+            return False
         choice = self.choices[output.index]
         if self.done or choice.finish_reason is not None:
-            return
+            return False
         self.accepted = True
         if output.HasField("num_cached_tokens") or output.HasField("first_scheduled"):
             self._take_first(output)
@@ -116,6 +119,7 @@ class Generation:
             self._finished()
         elif self._wake_per_token and choice.has_news():
             self._wake.set()
+        return choice.finish_reason is not None and not output.finish_reason
 
     def _take_first(self, output: engine_pb2.SequenceOutput) -> None:
         if self.timings.first_scheduled is None:

@@ -15,10 +15,12 @@ from pathlib import Path
 import grpc
 import httpx
 import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from nexuskv.v1 import memory_pb2, memory_pb2_grpc
 
 START_TIMEOUT_S = 240
+ADDRESS = {"memory-manager": "NEXUSKV_MEMORY_LISTEN", "engine": "NEXUSKV_ENGINE_LISTEN"}
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,34 @@ class System:
     @property
     def memory(self) -> memory_pb2_grpc.MemoryManagerServiceStub:
         """The memory manager, asked directly."""
-        address = self.child("memory-manager").environ()["NEXUSKV_MEMORY_LISTEN"]
+        address = self.child("memory-manager").environ()[ADDRESS["memory-manager"]]
         return memory_pb2_grpc.MemoryManagerServiceStub(grpc.insecure_channel(address))
+
+    def pool(self) -> memory_pb2.GetStatsResponse.Engine:
+        """The one engine's pool as the memory manager sees it."""
+        (engine,) = self.memory.GetStats(memory_pb2.GetStatsRequest()).engines
+        return engine
+
+    def kill(self, command: str) -> None:
+        """kill -9; returns when the process is back and everything serves again."""
+        old = self.child(command)
+        old.kill()
+        wait_until(lambda: self._serves(command, other_than=old.pid), 120, f"no new {command}")
+        self.wait_ready()
+
+    def _serves(self, command: str, other_than: int) -> bool:
+        try:
+            child = self.child(command)
+            if child.pid == other_than:
+                return False
+            address = child.environ()[ADDRESS[command]] if command in ADDRESS else self.grpc
+            with grpc.insecure_channel(address) as channel:
+                answer = health_pb2_grpc.HealthStub(channel).Check(  # type: ignore[attr-defined]
+                    health_pb2.HealthCheckRequest(), timeout=2
+                )
+        except (LookupError, psutil.Error, grpc.RpcError):
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def blocks_in_use(self) -> int:
         """Blocks that a living sequence holds or that wait behind a fence."""

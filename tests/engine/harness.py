@@ -1,10 +1,11 @@
 """An engine with the hash model and a real memory manager in one process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.engine import Engine
+from engine.memory_client import MemoryClient
 from engine.options import EngineOptions
 from engine.outputs import SequenceOutput
 from engine.runner import ModelRunner
@@ -38,20 +39,23 @@ class Harness:
         max_waiting: int = 10_000,
         drafters: Sequence[Drafter] = (),
         memory_config: MemoryConfig | None = None,
+        memory: Callable[[MemoryManager], MemoryClient] = InProcessMemory,
     ) -> None:
         self.manager = MemoryManager(memory_config or MemoryConfig())
         self.num_blocks = num_blocks
         limits = SchedulerLimits(num_blocks, max_num_seqs, budget, max_waiting, num_blocks * 16)
-        memory = InProcessMemory(self.manager)
+        self.memory = memory(self.manager)
         # Rows cost next to nothing, so everything that is proposed is verified.
         cost = StepCost([(1, 1.0), (1000, 1.001)])
         planner = SpeculationPlanner(drafters, cost) if drafters else None
         runner = ModelRunner(HashModel(), small_pool(num_blocks))
-        self.engine = Engine(runner, memory, limits, "hash-model", planner)
+        self.engine = Engine(runner, self.memory, limits, "hash-model", planner)
         self.choices: dict[tuple[str, int], Finished] = {}
 
     def step(self) -> list[SequenceOutput]:
         outputs = self.engine.step()
+        if isinstance(self.memory, InProcessMemory):
+            assert self.memory.refusals == []
         for output in outputs:
             choice = self.choices.setdefault((output.request_id, output.index), Finished())
             assert choice.reason is None, "an output after the terminal one"

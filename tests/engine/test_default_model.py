@@ -1,54 +1,41 @@
 """The default model against golden outputs computed by the transformers library in float32."""
 
-import json
-from pathlib import Path
-from typing import Any
-
+import pytest
 import torch
 
-from engine import kv_pool
-from engine.batch import ScheduledSequence, build_batch
-from engine.model.cpu_decoder import CpuDecoder
-from engine.sequence import Request, SamplingParams, Sequence
 from engine.weights.load import open_checkpoint
+from tests.engine.golden import CASES, MODES, Golden, Mode, num_tokens
 
-CASES: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parents[1] / "data" / "greedy_golden.json").read_text()
-)["cases"]
-
-
-def teacher_forced_misses(dtype: torch.dtype, int8_weights: bool = False) -> list[float]:
-    """The reference's top-2 margins where our likeliest token is not the reference's."""
-    model = CpuDecoder(open_checkpoint("smollm2-135m-instruct"), dtype, 512, int8_weights)
-    c = model.config
-    kv = kv_pool.allocate(c.num_layers, 8, c.num_kv_heads, c.head_dim, dtype)
-    misses = []
-    for case in CASES:
-        prompt, output = case["prompt_token_ids"], case["output_token_ids"]
-        tokens = prompt + output[:-1]
-        sequence = Sequence(Request("r", tokens, SamplingParams(num_prompt_logprobs=0)), 0, 0)
-        sequence.block_table = [7, 1, 5, 0, 3, 2, 6, 4]
-        logits = model.logits(build_batch((ScheduledSequence(sequence, 0, len(tokens)),)), kv)
-        likeliest = logits[len(prompt) - 1 :].argmax(-1).tolist()
-        margins = zip(likeliest, output, case["top2_margin"], strict=True)
-        misses += [margin for ours, reference, margin in margins if ours != reference]
-    return misses
+SHORT = [CASES[i] for i in (0, 3, 4)]
 
 
-def test_float32_is_identical() -> None:
-    assert teacher_forced_misses(torch.float32) == []
+@pytest.fixture(scope="module")
+def float32() -> Golden:
+    return Golden(torch.float32)
+
+
+def test_float32_is_identical(float32: Golden) -> None:
+    assert float32.forced_misses(CASES) == []
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_float32_is_identical_in_every_mode(float32: Golden, mode: Mode) -> None:
+    run = float32.run(SHORT, mode)
+    assert run.outputs == [case["output_token_ids"] for case in SHORT]
+    # The mode is what it says.
+    assert (run.metrics.num_hit_tokens > 0) == mode.cached
+    assert (run.metrics.num_accepted_tokens > 0) == mode.speculation
 
 
 def test_bfloat16_misses_only_near_ties() -> None:
-    misses = teacher_forced_misses(torch.bfloat16)
-    num_tokens = sum(len(case["output_token_ids"]) for case in CASES)
-    assert len(misses) <= 0.015 * num_tokens
+    misses = Golden(torch.bfloat16).forced_misses(CASES)
+    assert len(misses) <= 0.015 * num_tokens(CASES)
     assert all(margin <= 0.25 for margin in misses)
 
 
 def test_int8_weights_agree() -> None:
-    misses = teacher_forced_misses(torch.bfloat16, int8_weights=True)
-    assert len(misses) <= 0.05 * sum(len(case["output_token_ids"]) for case in CASES)
+    misses = Golden(torch.bfloat16, int8_weights=True).forced_misses(CASES)
+    assert len(misses) <= 0.05 * num_tokens(CASES)
     assert all(margin <= 1.0 for margin in misses)
 
 

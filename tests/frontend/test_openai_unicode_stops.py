@@ -195,3 +195,17 @@ async def test_control_tokens_are_not_shown(http: httpx.AsyncClient, engine: Scr
     shown = (await http.post(CHAT, json=chat_body(max_tokens=3, skip_special_tokens=False))).json()
     assert hidden["choices"][0]["message"]["content"] == "The capital"
     assert shown["choices"][0]["message"]["content"] == "The<|im_start|> capital"
+
+
+async def test_a_choice_that_a_stop_string_ends_is_not_computed_further(
+    http: httpx.AsyncClient, engine: ScriptedEngine, answer: Answer, tokenizer: Tokenizer
+) -> None:
+    answer("The capital of France is Paris." + " And so on" * 50)
+    (france,), (spain,) = tokenizer.encode(" France"), tokenizer.encode(" Spain")
+    engine.differ = lambda choice, token: spain if choice == 1 and token == france else token
+    choices = (await http.post(CHAT, json=chat_body(n=2, stop=["France"]))).json()["choices"]
+    assert choices[0]["message"]["content"] == "The capital of "
+    assert choices[1]["message"]["content"].startswith("The capital of Spain is Paris. And so on")
+    assert [choice["finish_reason"] for choice in choices] == ["stop", "stop"]
+    (submit,) = engine.submits
+    assert engine.aborted_choices == [(submit.request_id, 0)]

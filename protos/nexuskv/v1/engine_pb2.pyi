@@ -199,17 +199,43 @@ Global___Submit: _TypeAlias = Submit  # noqa: Y015
 class AbortSequences(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class Choice(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        REQUEST_ID_FIELD_NUMBER: _builtins.int
+        INDEX_FIELD_NUMBER: _builtins.int
+        request_id: _builtins.str
+        index: _builtins.int
+        def __init__(
+            self,
+            *,
+            request_id: _builtins.str = ...,
+            index: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "request_id", b"request_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortSequences.Choice]:
+        """Only these choices end; the others of their requests go on."""
+
     def __init__(
         self,
         *,
         request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        choices: _abc.Iterable[Global___AbortSequences.Choice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_ids", b"request_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "request_ids", b"request_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
