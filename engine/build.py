@@ -15,6 +15,7 @@ from engine.model.config import ModelConfig
 from engine.options import EngineOptions
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
+from engine.speculation.drafter import Drafter
 from engine.speculation.planner import SpeculationPlanner
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.shared_index import SharedIndex
@@ -54,6 +55,8 @@ def load_model(checkpoint: Checkpoint, options: EngineOptions, backend: Backend 
     backend = backend or choose_backend(options)
     config, dtype = checkpoint.config, backend.compute_dtype(DTYPES[options.dtype])
     max_model_len = _max_model_len(config, options.max_model_len)
+    if options.draft_branches > 1 and backend.device.type != "cpu":
+        raise ModelError(f"--draft-branches {options.draft_branches}: a GPU verifies chains only, which is 1")
     try:
         model = backend.load(checkpoint, dtype, max_model_len)
         num_blocks = options.num_blocks or _num_blocks(config, dtype, backend.pool_bytes())
@@ -74,7 +77,8 @@ def load_model(checkpoint: Checkpoint, options: EngineOptions, backend: Backend 
             f"{config.name} does not fit the memory of {backend.name}: "
             "lower --gpu-memory-utilization, --kv-blocks, --max-num-seqs or --max-num-batched-tokens"
         ) from error
-    planner = SpeculationPlanner([SharedIndex(), PromptLookup()], *costs) if options.speculation else None
+    drafters: list[Drafter] = [SharedIndex(), PromptLookup(options.draft_branches)]
+    planner = SpeculationPlanner(drafters, *costs) if options.speculation else None
     dtype_name = str(dtype).removeprefix("torch.")
     info = ModelInfo(
         name=options.served_name or config.name,

@@ -40,6 +40,7 @@ def engine_options(config: EngineConfig) -> EngineOptions:
         max_waiting=config.max_waiting,
         num_threads=config.num_threads,
         speculation=config.speculation == "on",
+        draft_branches=config.draft_branches,
     )
 
 

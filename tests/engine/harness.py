@@ -55,6 +55,7 @@ class Harness:
         for output in outputs:
             choice = self.choices.setdefault((output.request_id, output.index), Finished())
             assert choice.reason is None, "an output after the terminal one"
+            assert output.num_accepted_tokens <= min(output.num_draft_tokens, len(output.token_ids))
             choice.tokens += output.token_ids
             if output.logprobs is not None:
                 choice.logprobs += output.logprobs.chosen.tolist()

@@ -4,13 +4,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from engine import kv_pool
 from engine.batch import ScheduledSequence, build_batch
+from engine.engine import Engine
 from engine.model.cpu_decoder import CpuDecoder
+from engine.runner import ModelRunner
+from engine.scheduler import SchedulerLimits
 from engine.sequence import Request, SamplingParams, Sequence
+from engine.speculation.planner import SpeculationPlanner
+from engine.speculation.step_cost import StepCost
 from engine.weights.load import open_checkpoint
+from memory_manager import MemoryConfig, MemoryManager
+from tests.engine.liars import LyingDrafter
+from tests.in_process_memory import InProcessMemory
 
 CASES: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "greedy_golden.json").read_text()
@@ -37,6 +46,31 @@ def teacher_forced_misses(dtype: torch.dtype, int8_weights: bool = False) -> lis
 
 def test_float32_is_identical() -> None:
     assert teacher_forced_misses(torch.float32) == []
+
+
+@pytest.mark.parametrize("max_branches", [1, 4], ids=["chains", "trees"])
+def test_float32_is_identical_whatever_is_drafted(max_branches: int) -> None:
+    """All prompts at once, verified behind drafts that are right, wrong or both."""
+    model = CpuDecoder(open_checkpoint("smollm2-135m-instruct"), torch.float32, 512)
+    c = model.config
+    kv = kv_pool.allocate(c.num_layers, 128, c.num_kv_heads, c.head_dim, torch.float32)
+
+    def truth(sequence: Sequence) -> list[int]:
+        output: list[int] = CASES[int(sequence.request.request_id)]["output_token_ids"]
+        return output[sequence.num_output :]
+
+    planner = SpeculationPlanner([LyingDrafter(3, truth, max_branches)], StepCost([(1, 1.0), (1000, 1.001)]))
+    memory = InProcessMemory(MemoryManager(MemoryConfig()))
+    engine = Engine(ModelRunner(model, kv), memory, SchedulerLimits(128), "float32", planner)
+    outputs: list[list[int]] = [[] for _ in CASES]
+    for i, case in enumerate(CASES):
+        sampling = SamplingParams(temperature=0, max_tokens=len(case["output_token_ids"]))
+        engine.add(Request(str(i), case["prompt_token_ids"], sampling))
+    while engine.has_work:
+        for output in engine.step():
+            outputs[int(output.request_id)] += output.token_ids
+    assert outputs == [case["output_token_ids"] for case in CASES]
+    assert engine.metrics.num_accepted_tokens > 0.3 * sum(map(len, outputs))
 
 
 def test_bfloat16_misses_only_near_ties() -> None:

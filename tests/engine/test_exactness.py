@@ -48,6 +48,7 @@ def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int, int]:
     st.integers(1, 5),
     st.sampled_from([16, 33, 200]),
     st.sampled_from(["none", "lookup", "liar", "both"]),
+    st.sampled_from([1, 2, 5]),
     st.integers(0, 2**32),
 )
 def test_output_does_not_depend_on_pool_batch_chunks_preemption_or_drafts(
@@ -56,6 +57,7 @@ def test_output_does_not_depend_on_pool_batch_chunks_preemption_or_drafts(
     max_num_seqs: int,
     budget: int,
     drafting: str,
+    max_branches: int,
     order: int,
 ) -> None:
     expected: dict[tuple[str, int], Finished] = {}
@@ -67,9 +69,9 @@ def test_output_does_not_depend_on_pool_batch_chunks_preemption_or_drafts(
 
     drafters: dict[str, list[Drafter]] = {
         "none": [],
-        "lookup": [SharedIndex(), PromptLookup()],
-        "liar": [LyingDrafter(order, truth)],
-        "both": [SharedIndex(), LyingDrafter(order, truth), PromptLookup()],
+        "lookup": [SharedIndex(), PromptLookup(max_branches)],
+        "liar": [LyingDrafter(order, truth, max_branches)],
+        "both": [SharedIndex(), LyingDrafter(order, truth, max_branches), PromptLookup(max_branches)],
     }
     harness = Harness(num_blocks, max_num_seqs, budget, drafters=drafters[drafting])
     wanted = {

@@ -13,13 +13,13 @@ from engine.kv_pool import KVPool
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from engine.sequence import FinishReason, Sequence
-from engine.speculation.drafter import Draft, DraftSource
+from engine.speculation.drafter import DraftSource, DraftTree
 from engine.speculation.planner import SpeculationPlanner, learn
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.step_cost import StepCost
 from memory_manager import MemoryConfig, MemoryManager
 from tests.engine.harness import Harness, request
-from tests.engine.hash_model import small_pool
+from tests.engine.hash_model import HashModel, small_pool
 from tests.engine.liars import LyingDrafter
 from tests.in_process_memory import InProcessMemory
 
@@ -30,10 +30,10 @@ class Scripted:
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
 
-    def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
+    def propose(self, sequence: Sequence, max_depth: int) -> DraftTree | None:
         if sequence.num_output != 1:
             return None
-        return Draft(self._tokens[:max_tokens], DraftSource.PROMPT_LOOKUP)
+        return DraftTree.chain(self._tokens[:max_depth], DraftSource.PROMPT_LOOKUP)
 
 
 class TableModel:
@@ -87,6 +87,25 @@ def test_stop_tokens_and_length_cut_an_accepted_run() -> None:
         harness.assert_idle_and_clean()
 
 
+def test_nothing_is_drafted_beyond_the_models_context() -> None:
+    """Positions from there on have no rotary embedding."""
+
+    class Watching(HashModel):
+        def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
+            assert batch.positions.max() < 50
+            return super().logits(batch, kv)
+
+    planner = SpeculationPlanner([LyingDrafter(5)], StepCost([(1, 1.0), (100, 1.001)]))
+    memory, limits = InProcessMemory(MemoryManager(MemoryConfig())), SchedulerLimits(16, max_model_len=50)
+    engine = Engine(ModelRunner(Watching(), small_pool(16)), memory, limits, "hash", planner)
+    engine.add(request("r", [1, 2, 3], max_tokens=500))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert sum(len(output.token_ids) for output in outputs) == 47
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+
 def test_rejected_drafts_are_counted_as_drafts_and_never_as_tokens() -> None:
     harness = Harness(drafters=[Scripted([31, 31, 31, 31])])
     done = harness.run(request("r", [5, 6, 7], max_tokens=10))["r", 0]
@@ -95,9 +114,10 @@ def test_rejected_drafts_are_counted_as_drafts_and_never_as_tokens() -> None:
     assert harness.engine.metrics.num_decode_tokens <= 10
 
 
-def test_no_shared_block_is_ever_written() -> None:
-    """The blocks of a cached prefix are poisoned while others draft behind it: any write would show."""
-    harness = Harness(drafters=[LyingDrafter(1)])
+@pytest.mark.parametrize("max_branches", [1, 4], ids=["chains", "trees"])
+def test_no_shared_block_is_ever_written(max_branches: int) -> None:
+    """The blocks of a cached prefix are watched while others draft behind it: any write would show."""
+    harness = Harness(drafters=[LyingDrafter(1, max_branches=max_branches)])
     prefix = [t % 5 for t in range(64)]
     harness.run(request("first", prefix, max_tokens=2))
     pool = harness.engine._runner._kv.pages
@@ -155,11 +175,12 @@ def test_drafts_must_pay_for_a_plain_step_that_is_cheaper() -> None:
 
 def test_acceptance_is_learned() -> None:
     sequence = Sequence(request("r", [1]), 0, 0)
+    draft = DraftTree.chain([1, 2, 3, 4], DraftSource.PROMPT_LOOKUP)
     for _ in range(30):
-        learn(sequence, 4, 0)
+        learn(sequence, draft, [7])
     assert sequence.acceptance < 0.05
     for _ in range(30):
-        learn(sequence, 4, 4)
+        learn(sequence, draft, [1, 2, 3, 4, 7])
     assert sequence.acceptance > 0.95
 
 
