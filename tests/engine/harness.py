@@ -27,6 +27,7 @@ class Finished:
     num_cached: int | None = None
     error: str = ""
     logprobs: list[float] = field(default_factory=list)
+    num_accepted: int = 0
 
 
 class Harness:
@@ -57,6 +58,7 @@ class Harness:
             assert choice.reason is None, "an output after the terminal one"
             assert output.num_accepted_tokens <= min(output.num_draft_tokens, len(output.token_ids))
             choice.tokens += output.token_ids
+            choice.num_accepted += output.num_accepted_tokens
             if output.logprobs is not None:
                 choice.logprobs += output.logprobs.chosen.tolist()
             choice.reason, choice.error = output.finish_reason, output.error

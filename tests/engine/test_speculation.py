@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from engine.sequence import FinishReason, Sequence
 from engine.speculation.drafter import DraftSource, DraftTree
 from engine.speculation.planner import SpeculationPlanner, learn
 from engine.speculation.prompt_lookup import PromptLookup
+from engine.speculation.shared_index import SharedIndex
 from engine.speculation.step_cost import StepCost
 from memory_manager import MemoryConfig, MemoryManager
 from tests.engine.harness import Harness, request
@@ -70,21 +72,122 @@ def test_three_of_four_drafts_are_kept_and_the_surplus_block_goes_back() -> None
     stats = manager.stats().engines[0]
     assert stats.num_truncated_blocks == 1
     assert stats.num_forks == 0, "nothing was copied"
+    engine.abort("r")
+    while engine.has_work:
+        engine.step()
+    stats = manager.stats().engines[0]
+    assert stats.num_free + stats.num_evictable == 8
 
 
-def test_stop_tokens_and_length_cut_an_accepted_run() -> None:
-    free = Harness().run(request("r", [5, 6, 7], max_tokens=20))["r", 0].tokens
-    for max_tokens in range(1, 20):
-        drafters = [Scripted(free[1:])]
-        cut = Harness(drafters=drafters).run(request("r", [5, 6, 7], max_tokens=max_tokens))["r", 0]
-        assert (cut.tokens, cut.reason) == (free[:max_tokens], FinishReason.LENGTH)
-    for stop in set(free):
-        end = free.index(stop) + 1
-        harness = Harness(drafters=[Scripted(free[1:])])
-        params = {"max_tokens": 20, "stop_token_ids": frozenset({stop})}
-        stopped = harness.run(request("r", [5, 6, 7], **params))["r", 0]  # type: ignore[arg-type]
-        assert (stopped.tokens, stopped.reason) == (free[:end], FinishReason.STOP)
+def test_stop_tokens_and_length_cut_an_accepted_run_its_logprobs_and_its_usage() -> None:
+    free = Harness().run(request("r", [5, 6, 7], max_tokens=20, num_logprobs=0))["r", 0]
+    cuts: list[tuple[int, FinishReason, dict[str, Any]]] = [
+        (end, FinishReason.LENGTH, {"max_tokens": end}) for end in range(1, 20)
+    ]
+    for stop in set(free.tokens):
+        params: dict[str, Any] = {"max_tokens": 20, "stop_token_ids": frozenset({stop})}
+        cuts.append((free.tokens.index(stop) + 1, FinishReason.STOP, params))
+    for end, reason, params in cuts:
+        harness = Harness(drafters=[Scripted(free.tokens[1:])])
+        cut = harness.run(request("r", [5, 6, 7], num_logprobs=0, **params))["r", 0]
+        assert (cut.tokens, cut.reason, cut.logprobs) == (free.tokens[:end], reason, free.logprobs[:end])
+        # The first token comes without a draft. Behind it up to 12 fit the first block and leave room for
+        # the target's own; of those that are right only those before the cut count.
+        num_drafted = 12 if reason is FinishReason.STOP else max(0, min(12, end - 2))
+        assert cut.num_accepted == min(end - 1, num_drafted)
         harness.assert_idle_and_clean()
+
+
+def test_a_stop_token_wins_over_the_length_at_the_same_place() -> None:
+    free = Harness().run(request("r", [5, 6, 7], max_tokens=20))["r", 0].tokens
+    end = next(i for i, token in enumerate(free) if i > 2 and token not in free[:i]) + 1
+    stops = frozenset({free[end - 1]})
+    both = request("r", [5, 6, 7], max_tokens=end, stop_token_ids=stops)
+    stopped = Harness(drafters=[Scripted(free[1:])]).run(both)["r", 0]
+    assert (stopped.tokens, stopped.reason) == (free[:end], FinishReason.STOP)
+
+
+ADJUSTMENTS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.8},
+    {"frequency_penalty": 1.5},
+    {"presence_penalty": 1.9},
+    {"logit_bias": {t: -100.0 for t in range(0, 32, 2)}},
+    {"min_tokens": 12, "stop_token_ids": frozenset(range(0, 32, 3))},
+    {"min_p": 0.4, "temperature": 1.5, "seed": 5},
+    {"top_p": 0.5, "temperature": 1.5, "seed": 5},
+    {"top_k": 3, "temperature": 1.5, "seed": 5},
+]
+
+
+@pytest.mark.parametrize("max_branches", [1, 4], ids=["chains", "trees"])
+@pytest.mark.parametrize("adjustment", ADJUSTMENTS, ids=lambda a: next(iter(a)))
+def test_every_adjustment_applies_at_each_drafted_position(
+    adjustment: dict[str, Any], max_branches: int
+) -> None:
+    prompt, length = [5, 6, 7, 5, 6, 7], 40
+    alone = Harness().run(request("r", prompt, max_tokens=length, **adjustment))["r", 0]
+    plain = {"temperature": adjustment.get("temperature", 0.0), "seed": adjustment.get("seed", 0)}
+    without = Harness().run(request("r", prompt, max_tokens=length, **plain))["r", 0]
+    assert without.tokens[: len(alone.tokens)] != alone.tokens, "the adjustment does something"
+
+    def truth(sequence: Sequence) -> list[int]:
+        return alone.tokens[sequence.num_output :]
+
+    harness = Harness(drafters=[LyingDrafter(2, truth, max_branches)])
+    drafted = harness.run(request("r", prompt, max_tokens=length, **adjustment))["r", 0]
+    assert (drafted.tokens, drafted.reason) == (alone.tokens, alone.reason)
+    assert drafted.num_accepted > len(alone.tokens) // 3
+
+
+def test_logprobs_come_from_the_verified_rows_that_of_the_last_token_included() -> None:
+    free = Harness().run(request("r", [5, 6, 7], max_tokens=12, num_logprobs=0))["r", 0]
+    harness = Harness(drafters=[Scripted([*free.tokens[1:5], (free.tokens[5] + 1) % 32])])
+    harness.engine.add(request("r", [5, 6, 7], max_tokens=12, num_logprobs=0))
+    outputs = []
+    while harness.engine.has_work:
+        outputs += harness.step()
+    (verified,) = [output for output in outputs if output.num_draft_tokens]
+    assert verified.token_ids == free.tokens[1:6]
+    assert verified.logprobs is not None
+    assert verified.logprobs.chosen.tolist() == free.logprobs[1:6]
+
+
+def test_rows_without_drafts_consume_nothing() -> None:
+    """A sequence that drafts shares its steps with one that must not."""
+    harness = Harness(drafters=[Scripted([9, 9, 9, 9])])
+    harness.engine.add(request("drafts", [5, 6, 7], max_tokens=10))
+    harness.engine.add(replace(request("not", [1, 2, 3], max_tokens=10), disable_speculation=True))
+    outputs = []
+    while harness.engine.has_work:
+        outputs += harness.step()
+    assert sum(output.num_draft_tokens for output in outputs if output.request_id == "not") == 0
+    tokens = harness.engine.metrics.tokens_per_step
+    # Two prompts of 3 tokens, then 9 rows for each of the two at most, and 4 rows of drafts.
+    assert tokens.sum <= 6 + 2 * 9 + 4
+    assert (
+        harness.choices["not", 0].tokens
+        == Harness().run(request("not", [1, 2, 3], max_tokens=10))["not", 0].tokens
+    )
+
+
+def test_a_preempted_or_aborted_sequence_drops_its_drafts() -> None:
+    harness = Harness(num_blocks=12, drafters=[SharedIndex(), PromptLookup()])
+    running = harness.engine._scheduler._running
+    dropped = []
+    for i in range(4):
+        harness.engine.add(request(f"r{i}", [i, 1, 2] * 7, max_tokens=90))
+    while harness.engine.has_work:
+        before = list(running)
+        harness.step()
+        dropped += [sequence for sequence in before if sequence not in running]
+        if harness.engine.metrics.num_steps == 30 and running:
+            harness.engine.abort(running[0].request.request_id)
+    assert harness.engine.metrics.num_preemptions > 0
+    assert any(sequence.num_preemptions for sequence in dropped)
+    for sequence in dropped:
+        assert sequence.offered_draft is None
+        assert sequence.block_table == []
+    harness.assert_idle_and_clean()
 
 
 def test_nothing_is_drafted_beyond_the_models_context() -> None:
