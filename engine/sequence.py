@@ -102,6 +102,7 @@ class Sequence:
         self.started = False  # an output has been sent
         self.offered_draft: OfferedDraft | None = None  # by the memory manager
         self.acceptance = PRIOR_ACCEPTANCE  # of drafted tokens, an exponential average
+        self.shadow: Sequence | None = None  # the same tokens in a draft model's pages
         self.draft_room = 0  # slots wanted for drafts beyond the next token
 
     @property
@@ -156,6 +157,9 @@ class Sequence:
         self.block_table = []
         self.num_computed = self.num_reported = self.num_written_reported = 0
         self.offered_draft = None
+        if self.shadow is not None:
+            self.shadow.drop_blocks()
+            self.shadow = None
 
     def take_blocks_of(self, other: "Sequence") -> None:
         """Continues where another sequence with the same prompt stands."""

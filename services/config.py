@@ -100,6 +100,9 @@ class EngineConfig(CommonConfig):
     draft_branches: int = option(
         1, "continuations drafted where a sequence has gone on in several ways before", minimum=1, maximum=4
     )
+    draft_model: str = option(
+        "", "smaller model with the same tokenizer that drafts tokens; named as --model is; default: none"
+    )
     num_threads: int = option(0, "compute threads; 0: one per core", minimum=0)
 
 

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Blocks and slots of the KV cache: copy-on-write, gathering a sequence's pages, moving accepted drafts."""
+"""Blocks and slots of the KV cache: copy-on-write, gathering pages, moving accepted drafts."""
 
 from engine.kernels.jit import device, kernel
 from engine.kernels.simd import Cache, Float32, Int32, float_bits

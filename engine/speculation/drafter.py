@@ -11,6 +11,7 @@ from engine.sequence import Sequence
 class DraftSource(Enum):
     SHARED_INDEX = "shared_index"
     PROMPT_LOOKUP = "prompt_lookup"
+    DRAFT_MODEL = "draft_model"
 
 
 class DraftTree:

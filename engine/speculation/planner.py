@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Rows
 
 from engine.sequence import PRIOR_ACCEPTANCE, Sequence
+from engine.speculation.draft_model import DraftModel
 from engine.speculation.drafter import Drafter, DraftTree
 from engine.speculation.step_cost import StepCost
 
@@ -24,9 +25,19 @@ class SpeculationPlanner:
     says, all drafts together must be worth that too.
     """
 
-    def __init__(self, drafters: Rows[Drafter], cost: StepCost, plain_cost: StepCost | None = None) -> None:
-        """`plain_cost`: of steps of one row a sequence, where that differs."""
+    def __init__(
+        self,
+        drafters: Rows[Drafter],
+        cost: StepCost,
+        plain_cost: StepCost | None = None,
+        draft_model: DraftModel | None = None,
+    ) -> None:
+        """The first of `drafters` that has an idea is listened to; the draft model is asked when none has.
+
+        plain_cost: of steps of one row a sequence, where that differs.
+        """
         self._drafters = drafters
+        self._draft_model = draft_model
         self._cost = cost
         self._plain_cost = plain_cost or cost
 
@@ -37,7 +48,7 @@ class SpeculationPlanner:
         drafts: dict[int, DraftTree] = {}
         for i, sequence in enumerate(decodes):
             limit = min(MAX_DRAFT_TOKENS, budget)
-            draft = self._propose(sequence, limit)
+            draft = self._propose(sequence, limit, rows, expected)
             likeliest = [] if draft is None else _by_probability(draft, sequence.acceptance)[:limit]
             count = self._worthwhile([probability for _, probability in likeliest], rows, expected)
             # Room for twice as much next time: a draft is cut where its blocks end.
@@ -60,18 +71,23 @@ class SpeculationPlanner:
         plain_rate = num_decodes / self._plain_cost.seconds(num_decodes)
         return expected / self._cost.seconds(rows) > plain_rate
 
-    def _worthwhile(self, probabilities: Rows[float], rows: int, expected: float) -> int:
-        """How many of the nodes to verify so that expected tokens per second are highest."""
+    def _worthwhile(
+        self, probabilities: Rows[float], rows: int, expected: float, seconds_each: float = 0.0
+    ) -> int:
+        """How many of the nodes to verify so that expected tokens per second are highest.
+
+        seconds_each: what a node costs besides its row.
+        """
         best, best_rate = 0, expected / self._cost.seconds(rows)
         gain = 0.0
         for count, probability in enumerate(probabilities, 1):
             gain += probability
-            rate = (expected + gain) / self._cost.seconds(rows + count)
+            rate = (expected + gain) / (self._cost.seconds(rows + count) + count * seconds_each)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
 
-    def _propose(self, sequence: Sequence, limit: int) -> DraftTree | None:
+    def _propose(self, sequence: Sequence, limit: int, rows: int, expected: float) -> DraftTree | None:
         max_depth = min(limit, sequence.draft_depth)
         if max_depth < 1:
             return None
@@ -79,7 +95,11 @@ class SpeculationPlanner:
             draft = drafter.propose(sequence, max_depth)
             if draft is not None:
                 return draft
-        return None
+        if self._draft_model is None:
+            return None
+        chances = [sequence.acceptance**depth for depth in range(1, max_depth + 1)]
+        depth = self._worthwhile(chances, rows, expected, self._draft_model.seconds_per_token)
+        return self._draft_model.propose(sequence, depth) if depth else None
 
 
 def _by_probability(draft: DraftTree, acceptance: float) -> list[tuple[int, float]]:
