@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.kernels.cpu import Cache, Float32, Int32, Tree
+from engine.kernels.pairs import multiplies_pairs
 
 PAGE = 16
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -93,6 +95,16 @@ def attention(problem: AttentionProblem, tree: Tree | None = None) -> Float32:
         )
         out[begin:end] = result.transpose(0, 1).float().numpy()
     return out
+
+
+def assert_close(actual: Float32, problem: AttentionProblem, tree: Tree | None = None) -> None:
+    expected = attention(problem, tree)
+    if multiplies_pairs(numba.from_dtype(problem.k_cache.dtype)):
+        # Queries and weights are rounded to bfloat16 too.
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-2)
+        assert np.abs(actual - expected).mean() < 1e-3
+    else:
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=5e-6)
 
 
 def _seen(tree: Tree, row: int, length: int) -> torch.Tensor:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from engine.gpu_check import references
 from engine.kernels import cpu
-from tests.engine.kernels.reference import PAGE, attention, attention_problem, from_cache, to_cache
+from tests.engine.kernels.reference import (
+    PAGE,
+    assert_close,
+    attention,
+    attention_problem,
+    from_cache,
+    to_cache,
+)
 
 
 def random_tree(contexts: list[tuple[int, int]], with_tree: list[bool], seed: int) -> cpu.Tree:
@@ -50,8 +57,8 @@ def test_attention(
     cpu.paged_attention(
         p.q, p.k_cache, p.v_cache, p.block_tables, p.cu_query_lens, p.context_lens, p.scale, out, tree
     )
-    np.testing.assert_allclose(out, attention(p, tree), rtol=2e-5, atol=5e-6)
-    assert np.abs(out - attention(p)).max() > 0.01, "the tree hides something"
+    assert_close(out, p, tree)
+    assert np.abs(out - attention(p)).max() > 0.1, "the tree hides something"
 
 
 def test_attention_of_a_group_whose_members_draft_trees() -> None:
@@ -66,7 +73,7 @@ def test_attention_of_a_group_whose_members_draft_trees() -> None:
         p.q, p.k_cache, p.v_cache, p.block_tables, p.cu_query_lens, p.context_lens, np.zeros(6, np.int32),
         tables[:1, :num_shared].copy(), np.array([num_shared * PAGE], np.int32), p.scale, out, tree,
     )  # fmt: skip
-    np.testing.assert_allclose(out, attention(p, tree), rtol=2e-5, atol=5e-6)
+    assert_close(out, p, tree)
 
 
 def test_a_chain_is_a_tree_with_one_branch() -> None:
