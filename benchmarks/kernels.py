@@ -93,7 +93,7 @@ def batch_of(contexts: list[tuple[int, int]], logit_rows: list[int]) -> tuple[cp
     none = np.empty(0, np.int32)
     batch = cpu.DecoderBatch(
         np.concatenate(ranges), np.concatenate(slots), tables, cu_query_lens, lengths,
-        np.array(logit_rows, np.int32), none, none.reshape(0, 1), none,
+        np.array(logit_rows, np.int32), none, none.reshape(0, 1), none, cpu.causal(cu_query_lens, lengths),
     )  # fmt: skip
     return batch, tables.size
 

@@ -5,30 +5,31 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from engine.kernels.tree import Tree, causal
 from engine.kv_pool import BLOCK_SIZE
 from engine.sequence import Sequence
 from engine.shared_runs import SharedRuns, find_shared_runs
-from engine.speculation.drafter import Draft
+from engine.speculation.drafter import DraftTree
 
 Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class ScheduledSequence:
-    """`num_tokens` tokens of a sequence from `start` on are computed, and a draft behind them."""
+    """`num_tokens` tokens of a sequence from `start` on are computed, and a draft behind the last one."""
 
     sequence: Sequence
     start: int
     num_tokens: int
-    draft: Draft | None = None
+    draft: DraftTree | None = None
 
     @property
-    def draft_tokens(self) -> list[int]:
-        return [] if self.draft is None else self.draft.tokens
+    def num_drafted(self) -> int:
+        return 0 if self.draft is None else len(self.draft.tokens)
 
     @property
     def num_rows(self) -> int:
-        return self.num_tokens + len(self.draft_tokens)
+        return self.num_tokens + self.num_drafted
 
     @property
     def completes(self) -> bool:
@@ -42,7 +43,9 @@ class Batch:
 
     token_ids [T], positions [T], slot_mapping [T] (physical slot of each new K/V), cu_query_lens [S + 1],
     context_lens [S] (the step's rows included), block_tables [S, max_blocks] padded with 0,
-    logit_rows: the rows whose logits are wanted, ascending. All int32.
+    logit_rows: the rows whose logits are wanted, ascending. All int32. The nodes of a draft lie in the slots
+    behind the sequence's tokens; where one branches, rows of one position are not in one slot, and `tree`
+    says who sees whom.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -54,6 +57,7 @@ class Batch:
     block_tables: Int32
     logit_rows: Int32
     shared_runs: SharedRuns
+    tree: Tree | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -73,16 +77,21 @@ def build_batch(scheduled: tuple[ScheduledSequence, ...]) -> Batch:
     for row, item in enumerate(scheduled):
         first, last, end = cu_query_lens[row], cu_query_lens[row + 1], item.start + item.num_rows
         known = item.sequence.tokens[item.start : item.start + item.num_tokens]
-        token_ids[first:last] = known + item.draft_tokens
-        positions[first:last] = np.arange(item.start, end, dtype=np.int32)
+        at = np.arange(item.start, end, dtype=np.int32)
+        token_ids[first : first + item.num_tokens], positions[first:last] = known, at
+        if item.draft is not None:
+            token_ids[last - item.num_drafted : last] = item.draft.tokens
+            positions[last - item.num_drafted : last] = [
+                item.sequence.num_tokens - 1 + depth for depth in item.draft.depths
+            ]
         num_blocks = -(-end // BLOCK_SIZE)
         block_tables[row, :num_blocks] = item.sequence.block_table[:num_blocks]
-        at = positions[first:last]
         slot_mapping[first:last] = block_tables[row, at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
     return Batch(
         scheduled, token_ids, positions, slot_mapping, cu_query_lens, context_lens, block_tables,
         _logit_rows(scheduled, cu_query_lens),
         find_shared_runs(block_tables, np.array([s.start for s in scheduled], np.int32)),
+        _tree(scheduled, cu_query_lens, context_lens),
     )  # fmt: skip
 
 
@@ -93,5 +102,18 @@ def _logit_rows(scheduled: tuple[ScheduledSequence, ...], cu_query_lens: Int32) 
             rows.extend(range(cu_query_lens[i], cu_query_lens[i + 1]))
         elif item.completes:
             last = int(cu_query_lens[i + 1])
-            rows.extend(range(last - 1 - len(item.draft_tokens), last))
+            rows.extend(range(last - 1 - item.num_drafted, last))
     return np.array(rows, np.int32)
+
+
+def _tree(scheduled: tuple[ScheduledSequence, ...], cu_query_lens: Int32, context_lens: Int32) -> Tree | None:
+    """None where every draft is a chain, whose rows see what lies before them."""
+    if all(item.draft is None or item.draft.is_chain for item in scheduled):
+        return None
+    tree = causal(cu_query_lens, context_lens)
+    for i, item in enumerate(scheduled):
+        if item.draft is not None:
+            rows = slice(cu_query_lens[i + 1] - item.num_drafted, cu_query_lens[i + 1])
+            tree.visible[rows] = item.sequence.num_tokens
+            tree.ancestors[rows] = item.draft.ancestors
+    return tree

@@ -15,6 +15,8 @@ from engine.model.config import ModelConfig
 from engine.options import EngineOptions
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
+from engine.speculation.draft_loading import load_draft_weights
+from engine.speculation.drafter import Drafter
 from engine.speculation.planner import SpeculationPlanner
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.shared_index import SharedIndex
@@ -46,17 +48,27 @@ class LoadedModel:
         return Engine(self.runner, memory, self.info.limits, self.info.fingerprint, self.planner)
 
 
-def load_model(checkpoint: Checkpoint, options: EngineOptions, backend: Backend | None = None) -> LoadedModel:
+def load_model(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    backend: Backend | None = None,
+    draft: Checkpoint | None = None,
+) -> LoadedModel:
     """Loads and warms up, on the device that the options name unless one is given.
 
+    draft: of a smaller model with the same vocabulary, which drafts.
     Raises ModelError in one sentence when it cannot.
     """
     backend = backend or choose_backend(options)
     config, dtype = checkpoint.config, backend.compute_dtype(DTYPES[options.dtype])
     max_model_len = _max_model_len(config, options.max_model_len)
+    if options.draft_branches > 1 and backend.device.type != "cpu":
+        raise ModelError(f"--draft-branches {options.draft_branches}: a GPU verifies chains only, which is 1")
     try:
         model = backend.load(checkpoint, dtype, max_model_len)
-        num_blocks = options.num_blocks or _num_blocks(config, dtype, backend.pool_bytes())
+        drafting = None if draft is None else load_draft_weights(draft, backend, dtype, max_model_len)
+        configs = [config] if draft is None else [config, draft.config]
+        num_blocks = options.num_blocks or _num_blocks(configs, dtype, backend.pool_bytes())
         limits = SchedulerLimits(
             num_blocks=num_blocks,
             max_num_seqs=options.max_num_seqs,
@@ -69,12 +81,14 @@ def load_model(checkpoint: Checkpoint, options: EngineOptions, backend: Backend 
         )
         runner = backend.runner(model, kv, limits)
         costs = warm_up(runner, limits, config.vocab_size, backend.records_decodes)
+        draft_model = None if drafting is None else drafting.start(backend, limits, config.vocab_size)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"{config.name} does not fit the memory of {backend.name}: "
             "lower --gpu-memory-utilization, --kv-blocks, --max-num-seqs or --max-num-batched-tokens"
         ) from error
-    planner = SpeculationPlanner([SharedIndex(), PromptLookup()], *costs) if options.speculation else None
+    drafters: list[Drafter] = [SharedIndex(), PromptLookup(options.draft_branches)]
+    planner = SpeculationPlanner(drafters, *costs, draft_model) if options.speculation else None
     dtype_name = str(dtype).removeprefix("torch.")
     info = ModelInfo(
         name=options.served_name or config.name,
@@ -97,12 +111,12 @@ def _max_model_len(config: ModelConfig, wanted: int) -> int:
     return wanted or config.max_position
 
 
-def _num_blocks(config: ModelConfig, dtype: torch.dtype, num_bytes: int) -> int:
-    """Blocks that so many bytes hold."""
-    per_block = kv_pool.block_bytes(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
+def _num_blocks(configs: list[ModelConfig], dtype: torch.dtype, num_bytes: int) -> int:
+    """Blocks that so many bytes hold, each with K/V of all these models."""
+    per_block = sum(kv_pool.block_bytes(c.num_layers, c.num_kv_heads, c.head_dim, dtype) for c in configs)
     if num_bytes < per_block:
         raise ModelError(
-            f"{config.name} leaves no memory for a KV pool: a block takes {per_block} bytes, "
+            f"{configs[0].name} leaves no memory for a KV pool: a block takes {per_block} bytes, "
             f"{max(num_bytes, 0)} are left; raise --gpu-memory-utilization or --kv-memory-fraction"
         )
     return num_bytes // per_block

@@ -18,3 +18,4 @@ class EngineOptions:
     max_waiting: int
     num_threads: int  # 0: one per core
     speculation: bool
+    draft_branches: int = 1  # 1: chains

@@ -1,6 +1,7 @@
 """Runs a batch: model, logits, sampling."""
 
 import time
+from collections.abc import Sequence as Rows
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,6 +10,8 @@ from engine.batch import Batch, ScheduledSequence
 from engine.kv_pool import KVPool
 from engine.logprobs import concatenate, logprobs_of
 from engine.sampler import Draw, Sampled, SampleRow, draw_on_cpu, sample
+from engine.sequence import Sequence
+from engine.speculation.verification import accepted_paths
 
 
 class Model(Protocol):
@@ -53,13 +56,22 @@ class ModelRunner:
             first = len(rows)
             rows.extend(_sample_rows(item, at))
             spans.append(slice(first, len(rows)))
-            at += 1 + len(item.draft_tokens)
+            at += 1 + item.num_drafted
         drawn = sample(logits, rows, self._draw)
-        sampled = [
-            None if span is None else _accept(drawn[span], item)
-            for item, span in zip(batch.scheduled, spans, strict=True)
-        ]
+        sampled = [None if span is None else drawn[span] for span in spans]
+        self._accept(batch.scheduled, sampled)
         return StepResult(sampled, time.perf_counter() - started)
+
+    def _accept(self, scheduled: Rows[ScheduledSequence], sampled: list[list[Sampled] | None]) -> None:
+        """Of what was sampled after a draft's nodes keeps the accepted tokens and the one behind them."""
+        drafts = {i: item.draft for i, item in enumerate(scheduled) if item.draft is not None}
+        after = {i: sampled[i] or [] for i in drafts}
+        targets = [[one.tokens[0] for one in nodes] for nodes in after.values()]
+        moves: list[tuple[int, int]] = []
+        for i, path in zip(drafts, accepted_paths(list(drafts.values()), targets), strict=True):
+            sampled[i] = [_joined([after[i][node] for node in (0, *path)])]
+            moves += _moves(scheduled[i].sequence, path)
+        self._kv.compact(moves)
 
     def _collect_prompt_logprobs(self, logits: torch.Tensor, item: ScheduledSequence) -> None:
         """Row j of a chunk predicts prompt token start + j + 1; the last prompt token predicts the output."""
@@ -74,18 +86,17 @@ def _sample_rows(item: ScheduledSequence, at: int) -> list[SampleRow]:
     """The first token of each choice of a prompt, or the tokens after a sequence and each of its drafts."""
     if item.sequence.siblings:
         return [SampleRow(at, sequence) for sequence in (item.sequence, *item.sequence.siblings)]
-    drafted = item.draft_tokens
-    return [SampleRow(at + j, item.sequence, drafted[:j]) for j in range(len(drafted) + 1)]
+    paths = [[]] if item.draft is None else item.draft.paths
+    return [SampleRow(at + node, item.sequence, path) for node, path in enumerate(paths)]
 
 
-def _accept(drawn: list[Sampled], item: ScheduledSequence) -> list[Sampled]:
-    """Sample and match: the target's own tokens while they equal the draft, and the first that differs."""
-    if item.draft is None:
-        return drawn
-    kept = drawn[:1]
-    for drafted, following in zip(item.draft.tokens, drawn[1:], strict=True):
-        if kept[-1].tokens[0] != drafted:
-            break
-        kept.append(following)
+def _joined(kept: list[Sampled]) -> Sampled:
     logprobs = [one.logprobs for one in kept if one.logprobs is not None]
-    return [Sampled([one.tokens[0] for one in kept], concatenate(logprobs) if logprobs else None)]
+    return Sampled([one.tokens[0] for one in kept], concatenate(logprobs) if logprobs else None)
+
+
+def _moves(sequence: Sequence, path: list[int]) -> list[tuple[int, int]]:
+    """From the slots of accepted nodes to those of their positions."""
+    last = sequence.num_tokens - 1
+    slots = ((sequence.slot(last + node), sequence.slot(last + depth)) for depth, node in enumerate(path, 1))
+    return [(src, dst) for src, dst in slots if src != dst]

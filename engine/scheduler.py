@@ -15,7 +15,7 @@ from engine.runner import StepResult
 from engine.sampler import Sampled
 from engine.selection import can_run, select
 from engine.sequence import FinishReason, Request, Sequence, Status
-from engine.speculation.drafter import Draft
+from engine.speculation.drafter import DraftTree
 from engine.speculation.planner import SpeculationPlanner, learn
 from engine.step_budget import StepBudget
 from engine.stopping import append_tokens
@@ -118,7 +118,7 @@ class Scheduler:
 
     def _new_sequence(self, request: Request, index: int, siblings: tuple[Sequence, ...] = ()) -> Sequence:
         self._num_added += 1
-        return Sequence(request, index, self._num_added, siblings)
+        return Sequence(request, index, self._num_added, siblings, self._limits.max_model_len)
 
     # ---- schedule
 
@@ -250,26 +250,23 @@ class Scheduler:
             item.sequence.num_computed += item.num_tokens
             self._waiting.charge(item.sequence.request.tenant, item.num_tokens)
             if item.draft is not None and sampled is not None:
-                self._settle_draft(item.sequence, item.draft, len(sampled[0].tokens) - 1)
+                self._settle_draft(item.sequence, item.draft, sampled[0].tokens)
             if sampled is not None:
                 outputs.extend(self._extend(item, sampled))
         return outputs
 
-    def _settle_draft(self, sequence: Sequence, draft: Draft, num_accepted: int) -> None:
+    def _settle_draft(self, sequence: Sequence, draft: DraftTree, tokens: list[int]) -> None:
         """Accepted tokens have their K/V; rejected ones are forgotten by not counting them."""
-        sequence.num_computed += num_accepted
-        learn(sequence, len(draft.tokens), num_accepted)
-        self._metrics.observe_draft(len(draft.tokens), num_accepted)
+        sequence.num_computed += len(tokens) - 1
+        learn(sequence, draft, tokens)
+        self._metrics.observe_draft(len(draft.tokens), len(tokens) - 1)
 
     def _extend(self, item: ScheduledSequence, sampled: list[Sampled]) -> list[SequenceOutput]:
         """Appends what was sampled for a sequence and, at the end of their prompt, its siblings."""
         sequence = item.sequence
         group = (sequence, *sequence.siblings)
         sequence.siblings = ()
-        outputs = [
-            append_tokens(choice, one, item.draft, self._limits.max_model_len)
-            for choice, one in zip(group, sampled, strict=True)
-        ]
+        outputs = [append_tokens(choice, one, item.draft) for choice, one in zip(group, sampled, strict=True)]
         for choice, output in zip(group, outputs, strict=True):
             if output.finish_reason is not None:
                 self._finish(choice)

@@ -73,13 +73,21 @@ class Sequence:
     """
 
     def __init__(
-        self, request: Request, index: int, order: int, siblings: tuple["Sequence", ...] = ()
+        self,
+        request: Request,
+        index: int,
+        order: int,
+        siblings: tuple["Sequence", ...] = (),
+        max_model_len: int | None = None,
     ) -> None:
         self.request = request
         self.index = index
         self.order = order  # of arrival
         self.tokens = [*request.prompt, *request.output]
         self.num_prompt = len(request.prompt)
+        self.max_tokens = self.num_prompt + request.sampling.max_tokens  # prompt and output at most
+        if max_model_len is not None:
+            self.max_tokens = min(self.max_tokens, max_model_len)
         self.status = Status.WAITING
         self.sequence_id = 0  # in the memory manager, new at every admission
         self.block_table: list[int] = []
@@ -94,6 +102,7 @@ class Sequence:
         self.started = False  # an output has been sent
         self.offered_draft: OfferedDraft | None = None  # by the memory manager
         self.acceptance = PRIOR_ACCEPTANCE  # of drafted tokens, an exponential average
+        self.shadow: Sequence | None = None  # the same tokens in a draft model's pages
         self.draft_room = 0  # slots wanted for drafts beyond the next token
 
     @property
@@ -113,17 +122,16 @@ class Sequence:
         """Token slots granted."""
         return len(self.block_table) * BLOCK_SIZE
 
-    @property
-    def max_tokens(self) -> int:
-        """Prompt and output at most."""
-        return self.num_prompt + self.request.sampling.max_tokens
+    def slot(self, position: int) -> int:
+        """Where in the pool a token's K/V lies."""
+        return self.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
     @property
-    def num_draftable(self) -> int:
-        """Tokens that may be drafted in the next step: those that fit the blocks and the length."""
-        if self.siblings or self.wants_prompt_logprobs:
+    def draft_depth(self) -> int:
+        """Tokens that may be drafted one behind the other: the target's own behind them must fit too."""
+        if self.siblings or self.wants_prompt_logprobs or self.request.disable_speculation:
             return 0
-        return min(self.capacity - self.num_tokens, self.max_tokens - self.num_tokens - 1)
+        return self.max_tokens - self.num_tokens - 1
 
     @property
     def wants_drafts(self) -> bool:
@@ -149,6 +157,9 @@ class Sequence:
         self.block_table = []
         self.num_computed = self.num_reported = self.num_written_reported = 0
         self.offered_draft = None
+        if self.shadow is not None:
+            self.shadow.drop_blocks()
+            self.shadow = None
 
     def take_blocks_of(self, other: "Sequence") -> None:
         """Continues where another sequence with the same prompt stands."""

@@ -4,12 +4,10 @@ from engine.logprobs import concatenate, first_of
 from engine.outputs import SequenceOutput
 from engine.sampler import Sampled
 from engine.sequence import FinishReason, Sequence
-from engine.speculation.drafter import Draft
+from engine.speculation.drafter import DraftTree
 
 
-def append_tokens(
-    sequence: Sequence, sampled: Sampled, draft: Draft | None, max_model_len: int
-) -> SequenceOutput:
+def append_tokens(sequence: Sequence, sampled: Sampled, draft: DraftTree | None) -> SequenceOutput:
     """Appends the tokens up to the first that ends the sequence; stop tokens win over the length."""
     sampling, kept, reason = sequence.request.sampling, 0, None
     for token in sampled.tokens:
@@ -17,7 +15,7 @@ def append_tokens(
         kept += 1
         if token in sampling.stop_token_ids and sequence.num_output >= sampling.min_tokens:
             reason = FinishReason.STOP
-        elif sequence.num_output >= sampling.max_tokens or sequence.num_tokens >= max_model_len:
+        elif sequence.num_tokens >= sequence.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             break
@@ -38,6 +36,6 @@ def append_tokens(
         sequence_id=sequence.sequence_id if is_first else None,
         draft_source=None if draft is None else draft.source,
         num_draft_tokens=0 if draft is None else len(draft.tokens),
-        num_accepted_tokens=len(sampled.tokens) - 1,
+        num_accepted_tokens=min(kept, len(sampled.tokens) - 1),
         block_table=list(sequence.block_table) if sequence.request.report_blocks else None,
     )

@@ -97,6 +97,12 @@ class EngineConfig(CommonConfig):
     max_num_batched_tokens: int = option(512, "tokens computed in one step", minimum=16, maximum=65536)
     max_waiting: int = option(2048, "requests that may wait; one more is refused", minimum=1)
     speculation: str = option("on", "draft tokens and verify them", choices=("on", "off"))
+    draft_branches: int = option(
+        1, "continuations drafted where a sequence has gone on in several ways before", minimum=1, maximum=4
+    )
+    draft_model: str = option(
+        "", "smaller model with the same tokenizer that drafts tokens; named as --model is; default: none"
+    )
     num_threads: int = option(0, "compute threads; 0: one per core", minimum=0)
 
 

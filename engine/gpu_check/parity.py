@@ -12,8 +12,9 @@ from engine.gpu_check.problems import problem
 from engine.gpu_check.report import Measurement
 from engine.kernels.cuda.catalog import KernelSpec
 from engine.kernels.cuda.kernels import CudaKernels, HeadNorms
-from engine.kernels.cuda.plan import SharedPrefix, Tree
+from engine.kernels.cuda.plan import SharedPrefix
 from engine.kernels.cuda.specs import ELEMENTS, decoder_specs
+from engine.kernels.tree import Tree
 from engine.model.cuda_sampling import sample_rows
 
 # Greatest difference, relative to the greatest value: a few units in the last place of the results.

@@ -11,7 +11,8 @@ from engine.gpu_check import references
 from engine.kernels.cuda.device_plan import DevicePlan, arrays_of, device_plan
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.packing import PackedArrays
-from engine.kernels.cuda.plan import SharedPrefix, Tree, plan_attention
+from engine.kernels.cuda.plan import SharedPrefix, plan_attention
+from engine.kernels.tree import Tree
 
 PAGE = 16
 

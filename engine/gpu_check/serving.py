@@ -18,7 +18,7 @@ from engine.kv_pool import BLOCK_SIZE
 from engine.model.config import ModelConfig
 from engine.options import EngineOptions
 from engine.sequence import Request, SamplingParams, Sequence
-from engine.speculation.drafter import Draft, DraftSource
+from engine.speculation.drafter import DraftSource, DraftTree
 from engine.speculation.planner import SpeculationPlanner
 from engine.speculation.step_cost import StepCost
 
@@ -43,9 +43,9 @@ class _Known:
     def __init__(self, outputs: dict[str, list[int]]) -> None:
         self._outputs = outputs
 
-    def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
-        known = self._outputs[sequence.request.request_id][sequence.num_output :][:max_tokens]
-        return Draft(known, DraftSource.PROMPT_LOOKUP) if known else None
+    def propose(self, sequence: Sequence, max_depth: int) -> DraftTree | None:
+        known = self._outputs[sequence.request.request_id][sequence.num_output :][:max_depth]
+        return DraftTree.chain(known, DraftSource.PROMPT_LOOKUP) if known else None
 
 
 def measure(kernels: Kernels, device: torch.device) -> list[Measurement]:

@@ -10,6 +10,7 @@ from engine.kernels.jit import device, inlined, parallel_kernel, run_team
 from engine.kernels.rows import rows_per_task
 from engine.kernels.simd import Cache, Float32, Int32, float_bits
 from engine.kernels.team import Team, claim, finish, new_counters, wait
+from engine.kernels.tree import Tree, causal
 from engine.kernels.vector_function import exp2
 
 NUM_ATTENTION_PHASES = 2
@@ -90,9 +91,10 @@ def _attend_team(
 @parallel_kernel
 def _paged_attention(
     q, k_cache, v_cache, block_tables, cu_query_lens, context_lens, group_of, group_blocks, group_lens, scale,
-    out,
+    out, tree,
 ):  # fmt: skip
-    plan = plan_attention(cu_query_lens, context_lens, group_of, group_lens, q.shape[1] // k_cache.shape[1])
+    heads_per_group = q.shape[1] // k_cache.shape[1]
+    plan = plan_attention(cu_query_lens, context_lens, group_of, group_lens, tree, heads_per_group)
     sums, stats = new_parts(plan, q.shape[1], q.shape[2])
     counters = new_counters(NUM_ATTENTION_PHASES)
     run_team(
@@ -103,9 +105,9 @@ def _paged_attention(
 
 def paged_attention(
     q: Float32, k_cache: Cache, v_cache: Cache, block_tables: Int32, cu_query_lens: Int32,
-    context_lens: Int32, scale: float, out: Float32,
+    context_lens: Int32, scale: float, out: Float32, tree: Tree | None = None,
 ) -> None:  # fmt: skip
-    """Attention of a ragged batch over its pages, causal.
+    """Attention of a ragged batch over its pages, causal; with a tree it says who sees whom.
 
     q, out [T, Hq, D]; k_cache, v_cache [B, Hkv, 16, D]; block_tables [S, max_blocks], cu_query_lens [S + 1],
     context_lens [S].
@@ -115,13 +117,14 @@ def paged_attention(
     none = np.empty(0, np.int32)
     paged_attention_shared(
         q, k_cache, v_cache, block_tables, cu_query_lens, context_lens, none, none.reshape(0, 1), none, scale,
-        out,
+        out, tree,
     )  # fmt: skip
 
 
 def paged_attention_shared(
     q: Float32, k_cache: Cache, v_cache: Cache, block_tables: Int32, cu_query_lens: Int32,
     context_lens: Int32, group_of: Int32, group_blocks: Int32, group_lens: Int32, scale: float, out: Float32,
+    tree: Tree | None = None,
 ) -> None:  # fmt: skip
     """`paged_attention` where groups of sequences begin with the same blocks, which are read once for a
     group.
@@ -132,5 +135,5 @@ def paged_attention_shared(
     """
     _paged_attention(
         q, float_bits(k_cache), float_bits(v_cache), block_tables, cu_query_lens, context_lens,
-        group_of, group_blocks, group_lens, scale, out,
+        group_of, group_blocks, group_lens, scale, out, tree or causal(cu_query_lens, context_lens),
     )  # fmt: skip

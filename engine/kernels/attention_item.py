@@ -104,12 +104,26 @@ def _start_rows(q, row_order, item, head, heads, scale, scratch):
 
 
 @inlined
+def _hide_strangers(scores, count, visible, num_keys, ancestors):
+    """Of the keys from `visible` on a tree's row keeps those whose bit in `ancestors` is set."""
+    for index in range(max(visible, 0), num_keys):
+        if (ancestors >> (index - visible)) & 1 == 0:
+            scores[count, index] = -np.inf
+
+
+@inlined
 def _softmax_block(scratch, plan, item, heads, key, num_keys):
     sums, scores, maxima, totals = scratch.sums, scratch.scores, scratch.maxima, scratch.totals
     dim = sums.shape[1]
     count = 0
     for place in range(item[ROW_BEGIN], item[ROW_END]):
-        visible = min(num_keys, plan.num_visible[plan.row_order[place]] - key)
+        row = plan.row_order[place]
+        visible = min(num_keys, plan.num_visible[row] - key)
+        ancestors = plan.ancestors[row]
+        if ancestors != 0:
+            for index in range(count, count + heads):
+                _hide_strangers(scores, index, plan.num_visible[row] - key, num_keys, ancestors)
+            visible = num_keys
         for _ in range(heads):
             softmax_row(
                 scores, count * KEY_BLOCK, visible, num_keys, maxima, totals, count, sums, count * dim, dim

@@ -28,7 +28,8 @@ _NUM_COLUMNS = 7
 
 class AttentionPlan(NamedTuple):
     row_order: npt.NDArray[np.int32]  # [T]; an item's rows are row_order[ROW_BEGIN:ROW_END]
-    num_visible: npt.NDArray[np.int32]  # [T] keys that a row sees
+    num_visible: npt.NDArray[np.int32]  # [T] keys that a row sees, and
+    ancestors: npt.NDArray[np.int64]  # [T] those behind them whose bit is set
     part_begin: npt.NDArray[
         np.int32
     ]  # [T + 1]; row t has parts part_begin[t]:part_begin[t + 1], none if one item does it all
@@ -112,7 +113,7 @@ def _add_chunk_items(items, count, row_begin, num_rows, rows_per_item, table, co
 
 
 @device
-def plan_attention(cu_query_lens, context_lens, group_of, group_lens, heads_per_group):
+def plan_attention(cu_query_lens, context_lens, group_of, group_lens, tree, heads_per_group):
     """The plan of a batch; group_of [S] and group_lens [G] may be empty. Arguments as for
     `paged_attention_shared`."""
     num_sequences, num_groups = context_lens.shape[0], group_lens.shape[0]
@@ -122,7 +123,6 @@ def plan_attention(cu_query_lens, context_lens, group_of, group_lens, heads_per_
     row_order = np.empty(num_rows, np.int32)
     group_begin = np.empty(num_groups + 1, np.int32)
     sequence_begin = _order_rows(cu_query_lens, groups, num_groups, row_order, group_begin)
-    num_visible = np.empty(num_rows, np.int32)
     part_begin = np.empty(num_rows + 1, np.int32)
     items = np.empty((_max_items(context_lens, group_lens, num_rows, rows_per_item), _NUM_COLUMNS), np.int32)
     count = 0
@@ -143,13 +143,11 @@ def plan_attention(cu_query_lens, context_lens, group_of, group_lens, heads_per_
                 items, count, begin, begin + num_new, rows_per_item, 0, s, num_shared, length, first
             )
             num_parts = first + _num_parts(length - num_shared)
-        for index in range(num_new):
-            row = cu_query_lens[s] + index
-            num_visible[row] = length - num_new + index + 1
+        for row in range(cu_query_lens[s], cu_query_lens[s + 1]):
             part_begin[row] = parts
             parts += num_parts if num_parts > 1 else 0
     part_begin[num_rows] = parts
-    return AttentionPlan(row_order, num_visible, part_begin, items[:count])
+    return AttentionPlan(row_order, tree.visible, tree.ancestors, part_begin, items[:count])
 
 
 @inlined

@@ -1,14 +1,15 @@
 """The engine's kernels on a CPU: numba and LLVM, sums in float32, the GIL released in every call."""
 
 from engine.kernels.attention import paged_attention, paged_attention_shared
-from engine.kernels.blocks import copy_blocks, gather_blocks
+from engine.kernels.blocks import compact_kv, copy_blocks, gather_blocks
 from engine.kernels.decoder import DecoderBatch, DecoderShape, DecoderWeights, decoder_step
 from engine.kernels.int8 import PackedInt8Weight, pack_weight_int8
 from engine.kernels.matmul import PackedWeight, matmul, matmul_silu, pack_weight, pair_gate_up
 from engine.kernels.rope import rope_write_kv
 from engine.kernels.rows import add_rms_norm, rms_norm
 from engine.kernels.simd import Cache, Float32, Int32
-from engine.kernels.verify import verify_drafts
+from engine.kernels.tree import Tree, causal
+from engine.kernels.verify import verify_drafts, verify_tree
 
 matmul_int8 = matmul  # the weight's dtype tells
 
@@ -21,7 +22,10 @@ __all__ = [
     "Int32",
     "PackedInt8Weight",
     "PackedWeight",
+    "Tree",
     "add_rms_norm",
+    "causal",
+    "compact_kv",
     "copy_blocks",
     "decoder_step",
     "gather_blocks",
@@ -36,4 +40,5 @@ __all__ = [
     "rms_norm",
     "rope_write_kv",
     "verify_drafts",
+    "verify_tree",
 ]

@@ -17,6 +17,7 @@ from engine.kernels.rope import rope_phase
 from engine.kernels.rows import add_norm_phase, norm_phase
 from engine.kernels.simd import Cache, Float32, Int32, float_bits
 from engine.kernels.team import Team, claim, finish, new_counters, wait
+from engine.kernels.tree import Tree
 
 _PHASES_PER_LAYER = 8 + NUM_ATTENTION_PHASES
 
@@ -58,6 +59,7 @@ class DecoderBatch(NamedTuple):
     group_of: Int32  # [S]
     group_blocks: Int32  # [G, max_blocks]
     group_lens: Int32  # [G]
+    tree: Tree
 
 
 class _Buffers(NamedTuple):
@@ -171,6 +173,7 @@ def _decoder_step(hidden, weights, shape, rope, batch, pool, logits):
         batch.context_lens,
         batch.group_of,
         batch.group_lens,
+        batch.tree,
         shape.num_heads // num_kv_heads,
     )
     num_last = logits.shape[0] if logits.shape[0] < hidden.shape[0] else 0

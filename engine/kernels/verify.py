@@ -23,3 +23,22 @@ def verify_drafts(drafts, targets, num_drafts, accepted, next_token):
             count += matching
         accepted[row] = count
         next_token[row] = targets[row, count]
+
+
+@kernel
+def verify_tree(tokens, parents, num_nodes, targets, accepted, path, next_token):
+    """Walks each tree from node 0, the last known token, to the child that equals the sampled token.
+
+    tokens, parents, targets [B, N] (a node comes after its parent; targets holds what was sampled after each
+    node), num_nodes [B]; results accepted [B], path [B, N] (the accepted nodes in order) and next_token [B];
+    all int32.
+    """
+    for row in range(tokens.shape[0]):
+        at, count = np.int32(0), np.int32(0)
+        for node in range(1, num_nodes[row]):
+            if parents[row, node] == at and tokens[row, node] == targets[row, at]:
+                path[row, count] = node
+                count += 1
+                at = np.int32(node)
+        accepted[row] = count
+        next_token[row] = targets[row, at]

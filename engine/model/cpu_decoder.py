@@ -53,11 +53,10 @@ class CpuDecoder:
         rows = cpu.DecoderBatch(
             batch.positions, batch.slot_mapping, batch.block_tables, batch.cu_query_lens, batch.context_lens,
             batch.logit_rows, shared.group_of, shared.group_blocks, shared.group_lens,
+            batch.tree or cpu.causal(batch.cu_query_lens, batch.context_lens),
         )  # fmt: skip
-        # numpy has no bfloat16: its bits travel as uint16.
-        pages = kv.pages.view(torch.uint16) if kv.pages.dtype == torch.bfloat16 else kv.pages
         cpu.decoder_step(
-            hidden.numpy(), self._weights, self._shape, self._rope, rows, pages.numpy(), logits.numpy()
+            hidden.numpy(), self._weights, self._shape, self._rope, rows, kv.as_numpy(), logits.numpy()
         )
         return logits
 

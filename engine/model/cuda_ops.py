@@ -12,7 +12,7 @@ from engine.batch import Batch
 from engine.kernels.cuda.device_plan import DevicePlan, arrays_of, device_plan
 from engine.kernels.cuda.kernels import CudaKernels, HeadNorms
 from engine.kernels.cuda.packing import Array, PackedArrays
-from engine.kernels.cuda.plan import AttentionPlan, Int32, SharedPrefix, Tree, plan_attention
+from engine.kernels.cuda.plan import AttentionPlan, Int32, SharedPrefix, plan_attention
 from engine.kv_pool import BLOCK_SIZE, KVPool
 
 # Prefill chunks from this length on are torch's to attend to, on gathered pages.
@@ -54,12 +54,12 @@ class CudaOps:
         self.device = kernels.launcher.device
         self.heads = kernels.heads(num_heads, num_kv_heads, dtype)
 
-    def to_device(self, batch: Batch, tree: Tree | None = None) -> DeviceBatch:
-        long = self._long_prefills(batch) if tree is None else ()
+    def to_device(self, batch: Batch) -> DeviceBatch:
+        long = self._long_prefills(batch)
         elsewhere = [prefill.sequence for prefill in long]
         plan = plan_attention(
             batch.cu_query_lens, batch.context_lens, self.heads, self.kernels.tuning,
-            tree, shared_prefixes(batch, elsewhere), elsewhere,
+            batch.tree, shared_prefixes(batch, elsewhere), elsewhere,
         )  # fmt: skip
         arrays = batch_arrays(batch, plan, batch.block_tables)
         packed = PackedArrays(arrays, self.device)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence as Rows
 
 from engine.sequence import PRIOR_ACCEPTANCE, Sequence
-from engine.speculation.drafter import Draft, Drafter
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.drafter import Drafter, DraftTree
 from engine.speculation.step_cost import StepCost
 
 MAX_DRAFT_TOKENS = 16
@@ -17,35 +18,48 @@ FORGETTING_RATE = 0.004
 class SpeculationPlanner:
     """Proposes drafts that are worth their rows.
 
-    A step with R rows takes T(R). One more draft row of a sequence with acceptance a yields a token with
-    probability a^i, i its place in the draft. It pays while that is more than the tokens per second of the
-    step without it times the time it adds: the rule that maximises tokens per second greedily. Where a step
-    without any draft is cheaper than T says, all drafts together must be worth that too.
+    A step with R rows takes T(R). A sequence's acceptance is the probability that a drafted token is right
+    when the one it follows is; of several that follow the same one, each catches its share of what those
+    before it missed. So every node of a draft has a probability to yield a token. The likeliest nodes are
+    verified, as many as maximise expected tokens per second. Where a step without any draft is cheaper than T
+    says, all drafts together must be worth that too.
     """
 
-    def __init__(self, drafters: Rows[Drafter], cost: StepCost, plain_cost: StepCost | None = None) -> None:
-        """`plain_cost`: of steps of one row a sequence, where that differs."""
+    def __init__(
+        self,
+        drafters: Rows[Drafter],
+        cost: StepCost,
+        plain_cost: StepCost | None = None,
+        draft_model: DraftModel | None = None,
+    ) -> None:
+        """The first of `drafters` that has an idea is listened to; the draft model is asked when none has.
+
+        plain_cost: of steps of one row a sequence, where that differs.
+        """
         self._drafters = drafters
+        self._draft_model = draft_model
         self._cost = cost
         self._plain_cost = plain_cost or cost
 
-    def plan(self, decodes: Rows[Sequence], num_other_rows: int, budget: int) -> dict[int, Draft]:
+    def plan(self, decodes: Rows[Sequence], num_other_rows: int, budget: int) -> dict[int, DraftTree]:
         """Drafts by index into `decodes`; `budget` bounds their total number of tokens."""
         rows = len(decodes) + num_other_rows
         expected = float(len(decodes))
-        drafts: dict[int, Draft] = {}
+        drafts: dict[int, DraftTree] = {}
         for i, sequence in enumerate(decodes):
-            draft = self._propose(sequence, min(MAX_DRAFT_TOKENS, budget))
-            count = 0 if draft is None else self._worthwhile(sequence, len(draft.tokens), rows, expected)
+            limit = min(MAX_DRAFT_TOKENS, budget)
+            draft = self._propose(sequence, limit, rows, expected)
+            likeliest = [] if draft is None else _by_probability(draft, sequence.acceptance)[:limit]
+            count = self._worthwhile([probability for _, probability in likeliest], rows, expected)
             # Room for twice as much next time: a draft is cut where its blocks end.
             sequence.draft_room = min(MAX_DRAFT_TOKENS, 2 * count)
-            count = min(count, sequence.num_draftable)
-            if draft is None or count < 1:
+            chosen = likeliest[: min(count, sequence.capacity - sequence.num_tokens)]
+            if draft is None or not chosen:
                 continue
-            drafts[i] = Draft(draft.tokens[:count], draft.source)
-            budget -= count
-            rows += count
-            expected += sum(sequence.acceptance**j for j in range(1, count + 1))
+            drafts[i] = draft.restricted(sorted(node for node, _ in chosen))
+            budget -= len(chosen)
+            rows += len(chosen)
+            expected += sum(probability for _, probability in chosen)
         if drafts and not num_other_rows and not self._beats_plain(expected, rows, len(decodes)):
             drafts = {}
         for i, sequence in enumerate(decodes):
@@ -57,29 +71,57 @@ class SpeculationPlanner:
         plain_rate = num_decodes / self._plain_cost.seconds(num_decodes)
         return expected / self._cost.seconds(rows) > plain_rate
 
-    def _worthwhile(self, sequence: Sequence, limit: int, rows: int, expected: float) -> int:
-        """The draft length at which expected tokens per second are highest."""
+    def _worthwhile(
+        self, probabilities: Rows[float], rows: int, expected: float, seconds_each: float = 0.0
+    ) -> int:
+        """How many of the nodes to verify so that expected tokens per second are highest.
+
+        seconds_each: what a node costs besides its row.
+        """
         best, best_rate = 0, expected / self._cost.seconds(rows)
         gain = 0.0
-        for count in range(1, limit + 1):
-            gain += sequence.acceptance**count
-            rate = (expected + gain) / self._cost.seconds(rows + count)
+        for count, probability in enumerate(probabilities, 1):
+            gain += probability
+            rate = (expected + gain) / (self._cost.seconds(rows + count) + count * seconds_each)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
 
-    def _propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
-        if max_tokens < 1 or sequence.request.disable_speculation:
+    def _propose(self, sequence: Sequence, limit: int, rows: int, expected: float) -> DraftTree | None:
+        max_depth = min(limit, sequence.draft_depth)
+        if max_depth < 1:
             return None
         for drafter in self._drafters:
-            draft = drafter.propose(sequence, max_tokens)
+            draft = drafter.propose(sequence, max_depth)
             if draft is not None:
                 return draft
-        return None
+        if self._draft_model is None:
+            return None
+        chances = [sequence.acceptance**depth for depth in range(1, max_depth + 1)]
+        depth = self._worthwhile(chances, rows, expected, self._draft_model.seconds_per_token)
+        return self._draft_model.propose(sequence, depth) if depth else None
 
 
-def learn(sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-    """Updates the sequence's acceptance: each accepted token is a success, the first miss a failure."""
-    for j in range(min(num_accepted + 1, num_drafted)):
-        hit = 1.0 if j < num_accepted else 0.0
-        sequence.acceptance += LEARNING_RATE * (hit - sequence.acceptance)
+def _by_probability(draft: DraftTree, acceptance: float) -> list[tuple[int, float]]:
+    """Nodes with their probabilities, the likeliest first; a node never comes before its parent."""
+    probabilities, missed = [1.0], [1.0]
+    for parent in draft.parents:
+        probabilities.append(probabilities[parent] * missed[parent] * acceptance)
+        missed[parent] *= 1 - acceptance
+        missed.append(1.0)
+    return sorted(enumerate(probabilities[1:], 1), key=lambda node: -node[1])
+
+
+def learn(sequence: Sequence, draft: DraftTree, tokens: Rows[int]) -> None:
+    """Updates the sequence's acceptance by the target's `tokens`: every drafted token that was compared with
+    one of them was a hit or a miss."""
+    at = 0
+    for token in tokens:
+        for child in draft.children(at):
+            hit = draft.tokens[child - 1] == token
+            sequence.acceptance += LEARNING_RATE * (hit - sequence.acceptance)
+            if hit:
+                at = child
+                break
+        else:
+            return

@@ -6,11 +6,11 @@ Source: prompt lookup decoding (Saxena 2023), with the match extended backwards.
 from weakref import WeakKeyDictionary
 
 from engine.sequence import Sequence
-from engine.speculation.drafter import Draft, DraftSource
+from engine.speculation.drafter import DraftSource, DraftTree
 
 MIN_MATCH = 3
 MAX_MATCH = 32
-# Older occurrences that are compared; the longest match wins, the latest of equals.
+# Older occurrences that are compared; the longest match goes first, the latest of equals.
 MAX_CANDIDATES = 4
 
 
@@ -31,25 +31,23 @@ class _Index:
 class PromptLookup:
     """A `Drafter`; proposes at most as many tokens as were matched."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_branches: int = 1) -> None:
+        """`max_branches`: continuations proposed where the latest tokens occurred more than once."""
+        self._max_branches = max_branches
         self._indexes: WeakKeyDictionary[Sequence, _Index] = WeakKeyDictionary()
 
-    def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
+    def propose(self, sequence: Sequence, max_depth: int) -> DraftTree | None:
         tokens = sequence.tokens
         index = self._indexes.get(sequence)
         if index is None:
             index = self._indexes[sequence] = _Index()
         index.catch_up(tokens)
-        ends = index.ends.get(tuple(tokens[-MIN_MATCH:]), [])
-        best_length, best_end = 0, 0
-        for end in reversed(ends[-MAX_CANDIDATES:]):
-            length = _match_length(tokens, end)
-            if length > best_length:
-                best_length, best_end = length, end
-        if best_length == 0:
+        ends = index.ends.get(tuple(tokens[-MIN_MATCH:]), [])[: -MAX_CANDIDATES - 1 : -1]
+        if not ends:
             return None
-        count = min(max_tokens, best_length)
-        return Draft(tokens[best_end : best_end + count], DraftSource.PROMPT_LOOKUP)
+        matches = sorted(((_match_length(tokens, end), end) for end in ends), key=lambda match: -match[0])
+        branches = [tokens[end : end + min(max_depth, length)] for length, end in matches]
+        return DraftTree.merged(branches[: self._max_branches], DraftSource.PROMPT_LOOKUP)
 
 
 def _match_length(tokens: list[int], end: int) -> int:

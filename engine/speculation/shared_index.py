@@ -1,7 +1,7 @@
 """Drafts from the memory manager's index of the namespace's past prompts and outputs."""
 
 from engine.sequence import Sequence
-from engine.speculation.drafter import Draft, DraftSource
+from engine.speculation.drafter import DraftSource, DraftTree
 
 
 class SharedIndex:
@@ -11,7 +11,7 @@ class SharedIndex:
     draft still holds when the tokens since were just those it began with.
     """
 
-    def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
+    def propose(self, sequence: Sequence, max_depth: int) -> DraftTree | None:
         offered = sequence.offered_draft
         if offered is None:
             return None
@@ -19,4 +19,4 @@ class SharedIndex:
         if offered.tokens[: len(since)] != since or len(since) >= len(offered.tokens):
             sequence.offered_draft = None
             return None
-        return Draft(offered.tokens[len(since) :][:max_tokens], DraftSource.SHARED_INDEX)
+        return DraftTree.chain(offered.tokens[len(since) :][:max_depth], DraftSource.SHARED_INDEX)

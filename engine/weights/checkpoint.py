@@ -26,6 +26,14 @@ class Checkpoint(Protocol):
     def has(self, name: str) -> bool: ...
 
 
+class ModelFile(Checkpoint, Protocol):
+    """A checkpoint that comes with its tokenizer."""
+
+    def vocabulary(self) -> list[str]:
+        """Every token as the tokenizer spells it, by id. Raises ModelError."""
+        ...
+
+
 def check_shape(path: Path, name: str, found: Iterable[int], wanted: tuple[int, ...]) -> None:
     found = tuple(found)
     if found != wanted:

@@ -39,7 +39,7 @@ _TOP_NAMES = {
 
 
 class GgufCheckpoint:
-    """A `Checkpoint` in one GGUF file; quantised tensors are widened to float32 when asked for."""
+    """A `ModelFile` in one GGUF file; quantised tensors are widened to float32 when asked for."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
@@ -67,6 +67,10 @@ class GgufCheckpoint:
             heads = self.config.num_heads if "q_proj" in name else self.config.num_kv_heads
             array = _unpermute(array, heads)
         return torch.from_numpy(array)
+
+    def vocabulary(self) -> list[str]:
+        tokens: list[str] = self._value("tokenizer.ggml.tokens")
+        return tokens
 
     def _value(self, key: str, default: Any = None) -> Any:
         field = self._fields.get(key)

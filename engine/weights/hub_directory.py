@@ -16,7 +16,7 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class HubCheckpoint:
-    """A `Checkpoint` in a directory, in one safetensors file or in shards with an index."""
+    """A `ModelFile` in a directory, in one safetensors file or in shards with an index."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
@@ -39,6 +39,16 @@ class HubCheckpoint:
             raise ModelError(f"{self.path / file}: cannot read tensor {name} ({error})") from error
         check_shape(self.path, name, tensor.shape, shape)
         return tensor.float()
+
+    def vocabulary(self) -> list[str]:
+        path = self.path / "tokenizer.json"
+        tokenizer = _read_json(path)
+        try:
+            ids: dict[str, int] = dict(tokenizer["model"]["vocab"])
+            ids.update((token["content"], token["id"]) for token in tokenizer["added_tokens"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"{path}: no vocabulary of a byte-level BPE tokenizer ({error!r})") from error
+        return sorted(ids, key=lambda token: ids[token])
 
     def _value(self, key: str, default: Any = None) -> Any:
         value = self._json.get(key, default)

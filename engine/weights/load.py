@@ -8,14 +8,14 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from engine.errors import ModelError
-from engine.weights.checkpoint import DEFAULT_MODEL, Checkpoint
+from engine.weights.checkpoint import DEFAULT_MODEL, ModelFile
 from engine.weights.gguf_file import GgufCheckpoint
 from engine.weights.hub_directory import HubCheckpoint
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def open_checkpoint(model: str) -> Checkpoint:
+def open_checkpoint(model: str) -> ModelFile:
     """`model` is the default model's name, a .gguf file, a directory or a hub id. Raises ModelError."""
     if model == DEFAULT_MODEL:
         return GgufCheckpoint(_default_model_path(), DEFAULT_MODEL)

@@ -22,6 +22,7 @@ _DRAFT_SOURCE = {
     None: inference_pb2.DRAFT_SOURCE_UNSPECIFIED,
     DraftSource.SHARED_INDEX: inference_pb2.DRAFT_SOURCE_SHARED_INDEX,
     DraftSource.PROMPT_LOOKUP: inference_pb2.DRAFT_SOURCE_PROMPT_LOOKUP,
+    DraftSource.DRAFT_MODEL: inference_pb2.DRAFT_SOURCE_DRAFT_MODEL,
 }
 
 

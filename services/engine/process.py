@@ -8,6 +8,7 @@ from collections.abc import Callable
 from engine.build import LoadedModel, load_model
 from engine.errors import ModelError
 from engine.options import EngineOptions
+from engine.speculation.draft_loading import check_vocabulary
 from engine.weights.load import open_checkpoint
 from nexuskv.v1 import engine_pb2_grpc
 from services.config import EngineConfig
@@ -40,6 +41,7 @@ def engine_options(config: EngineConfig) -> EngineOptions:
         max_waiting=config.max_waiting,
         num_threads=config.num_threads,
         speculation=config.speculation == "on",
+        draft_branches=config.draft_branches,
     )
 
 
@@ -53,7 +55,11 @@ async def run_engine(config: EngineConfig, on_ready: Callable[[str], None]) -> N
 
 
 def _load(config: EngineConfig) -> LoadedModel:
-    return load_model(open_checkpoint(config.model), engine_options(config))
+    checkpoint, draft = open_checkpoint(config.model), None
+    if config.draft_model and config.speculation == "on":
+        draft = open_checkpoint(config.draft_model)
+        check_vocabulary(draft, checkpoint)
+    return load_model(checkpoint, engine_options(config), draft=draft)
 
 
 async def serve(config: EngineConfig, loaded: LoadedModel, on_ready: Callable[[str], None]) -> None:

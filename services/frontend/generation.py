@@ -29,6 +29,7 @@ _FINISH_REASONS = {
 _DRAFT_SOURCES = {
     inference_pb2.DRAFT_SOURCE_SHARED_INDEX: DraftSource.SHARED_INDEX,
     inference_pb2.DRAFT_SOURCE_PROMPT_LOOKUP: DraftSource.PROMPT_LOOKUP,
+    inference_pb2.DRAFT_SOURCE_DRAFT_MODEL: DraftSource.DRAFT_MODEL,
 }
 
 

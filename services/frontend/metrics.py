@@ -24,6 +24,7 @@ _REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_LENGTH_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 
 class FrontendMetrics:
@@ -52,6 +53,9 @@ class FrontendMetrics:
         )
         self.accepted_tokens_by_source = self._counter(
             "nexuskv_accepted_draft_tokens", "Draft tokens accepted.", "source"
+        )
+        self.accepted_length = self._histogram(
+            "nexuskv_accepted_length", "Draft tokens accepted in one step of a sequence.", _LENGTH_BUCKETS
         )
         self.ttft = self._histogram(
             "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS
@@ -115,6 +119,7 @@ class RequestMetrics:
         metrics.drafts_by_source.labels(*labels, source).inc()
         metrics.draft_tokens_by_source.labels(*labels, source).inc(num_drafted)
         metrics.accepted_tokens_by_source.labels(*labels, source).inc(num_accepted)
+        metrics.accepted_length.labels(*labels).observe(num_accepted)
         for position in range(num_accepted):
             metrics.accepted_per_position.labels(*labels, str(position)).inc()
 

@@ -53,6 +53,7 @@ class Delta:
 class DraftSource(StrEnum):
     SHARED_INDEX = "shared_index"
     PROMPT_LOOKUP = "prompt_lookup"
+    DRAFT_MODEL = "draft_model"
 
 
 class DraftUsage(NamedTuple):

@@ -28,6 +28,7 @@ class Finished:
     num_cached: int | None = None
     error: str = ""
     logprobs: list[float] = field(default_factory=list)
+    num_accepted: int = 0
 
 
 class Harness:
@@ -59,7 +60,9 @@ class Harness:
         for output in outputs:
             choice = self.choices.setdefault((output.request_id, output.index), Finished())
             assert choice.reason is None, "an output after the terminal one"
+            assert output.num_accepted_tokens <= min(output.num_draft_tokens, len(output.token_ids))
             choice.tokens += output.token_ids
+            choice.num_accepted += output.num_accepted_tokens
             if output.logprobs is not None:
                 choice.logprobs += output.logprobs.chosen.tolist()
             choice.reason, choice.error = output.finish_reason, output.error

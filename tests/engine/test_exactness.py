@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sequence import FinishReason, Request, SamplingParams, Sequence
+from engine.speculation.draft_model import DraftModel
 from engine.speculation.drafter import Drafter
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.shared_index import SharedIndex
 from tests.engine.harness import Finished, Harness, request
+from tests.engine.hash_model import HashModel, small_pool
 from tests.engine.liars import LyingDrafter
 
 
@@ -47,7 +49,8 @@ def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int, int]:
     st.integers(24, 80),
     st.integers(1, 5),
     st.sampled_from([16, 33, 200]),
-    st.sampled_from(["none", "lookup", "liar", "both"]),
+    st.sampled_from(["none", "lookup", "liar", "model", "all"]),
+    st.sampled_from([1, 2, 5]),
     st.integers(0, 2**32),
 )
 def test_output_does_not_depend_on_pool_batch_chunks_preemption_or_drafts(
@@ -56,6 +59,7 @@ def test_output_does_not_depend_on_pool_batch_chunks_preemption_or_drafts(
     max_num_seqs: int,
     budget: int,
     drafting: str,
+    max_branches: int,
     order: int,
 ) -> None:
     expected: dict[tuple[str, int], Finished] = {}
@@ -65,11 +69,13 @@ def test_output_does_not_depend_on_pool_batch_chunks_preemption_or_drafts(
         known = expected[sequence.request.request_id, sequence.index].tokens
         return known[sequence.num_output :]
 
+    model = DraftModel(HashModel(), small_pool(num_blocks // 2), 32, 1024)
     drafters: dict[str, list[Drafter]] = {
         "none": [],
-        "lookup": [SharedIndex(), PromptLookup()],
-        "liar": [LyingDrafter(order, truth)],
-        "both": [SharedIndex(), LyingDrafter(order, truth), PromptLookup()],
+        "lookup": [SharedIndex(), PromptLookup(max_branches)],
+        "liar": [LyingDrafter(order, truth, max_branches)],
+        "model": [model],
+        "all": [SharedIndex(), LyingDrafter(order, truth, max_branches), PromptLookup(max_branches), model],
     }
     harness = Harness(num_blocks, max_num_seqs, budget, drafters=drafters[drafting])
     wanted = {
@@ -89,6 +95,7 @@ def test_output_does_not_depend_on_pool_batch_chunks_preemption_or_drafts(
         got = harness.choices[key]
         assert (got.tokens, got.reason, got.logprobs) == (choice.tokens, choice.reason, choice.logprobs)
     harness.assert_idle_and_clean()
+    assert model.num_free_blocks == num_blocks // 2
 
 
 def test_a_pool_too_small_for_all_preempts_and_resumes() -> None:

@@ -6,6 +6,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from nexuskv.v1 import engine_pb2, memory_pb2
+from services.frontend.metrics import FrontendMetrics, RequestMetrics
+from services.frontend.outputs import DraftSource
 from services.frontend.peer_metrics import PeerCollector
 from services.frontend.peer_stats import Snapshot
 from services.frontend.process import Frontend
@@ -77,6 +79,31 @@ async def test_bucket_edges_are_those_of_existing_boards(http: httpx.AsyncClient
     ]
     assert edges[:4] == ["0.01", "0.025", "0.05", "0.075"]
     assert edges[-2:] == ["80.0", "+Inf"]
+
+
+async def test_drafts_are_counted_by_source_and_by_place() -> None:
+    metrics = FrontendMetrics()
+    of_model = RequestMetrics(metrics, (MODEL, "engine-0"))
+    of_model.drafted(DraftSource.PROMPT_LOOKUP, 8, 3)
+    of_model.drafted(DraftSource.DRAFT_MODEL, 4, 1)
+    of_model.drafted(DraftSource.DRAFT_MODEL, 4, 0)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {**LABELS, **labels})
+
+    assert value("vllm:spec_decode_num_draft_tokens_total") == 16
+    assert value("vllm:spec_decode_num_accepted_tokens_total") == 4
+    for source, drafts, drafted, accepted in (("prompt_lookup", 1, 8, 3), ("draft_model", 2, 8, 1)):
+        assert value("nexuskv_drafts_total", source=source) == drafts
+        assert value("nexuskv_draft_tokens_total", source=source) == drafted
+        assert value("nexuskv_accepted_draft_tokens_total", source=source) == accepted
+    by_place = [
+        value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(4)
+    ]
+    assert by_place == [2, 1, 1, None]
+    # Their quotient is the mean accepted length.
+    assert value("nexuskv_accepted_length_sum") == 4
+    assert value("nexuskv_accepted_length_count") == 3
 
 
 async def test_failures_have_a_reason(

@@ -9,6 +9,7 @@ import torch
 
 from engine.weights.load import open_checkpoint
 from services.cli import main
+from tests.engine.test_families import make_model
 
 # Runs `nexuskv ARGUMENTS` in this process, which must fail with a sentence that has all the words.
 Refused = Callable[..., None]
@@ -29,6 +30,12 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 def test_unknown_model(refused: Refused) -> None:
     refused("engine", "--model", "gpt-17", words=("gpt-17", "smollm2-135m-instruct"))
+
+
+def test_a_draft_model_with_another_vocabulary(tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}, "added_tokens": []}')
+    make_model(tmp_path, "llama")
+    refused("engine", "--draft-model", str(tmp_path), words=(tmp_path.name, "smollm2", "vocabulary"))
 
 
 def test_missing_file(refused: Refused) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.kernels.cuda import tiles as t
+from engine.kernels.tree import Tree, causal
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -37,14 +38,6 @@ class Heads(NamedTuple):
     group: int  # query heads to a KV head
     decode_rows: int  # of a tile of the decode kernel
     append_rows: int
-
-
-class Tree(NamedTuple):
-    """Each query sees the tokens before `visible` [T] and those nodes after them whose bit is set in
-    `ancestors` [T] (int64; a node's own bit included; a tree has at most 64 nodes; 0 where there is none)."""
-
-    visible: Int32
-    ancestors: Int64
 
 
 class SharedPrefix(NamedTuple):
@@ -115,7 +108,7 @@ def plan_attention(
     contexts and prefixes: all rows are merged if some may be, and prefixes are the append kernel's.
     """
     if tree is None:
-        tree = Tree(_causal(cu_query_lens, context_lens), np.zeros(cu_query_lens[-1], np.int64))
+        tree = causal(cu_query_lens, context_lens)
     query_ids, runs = _runs(cu_query_lens, context_lens, heads.group, prefixes, elsewhere)
     decodes = (runs.num_rows <= heads.decode_rows) & ~(runs.is_shared & (fixed is not None))
     launches = []
@@ -150,12 +143,6 @@ def plan_attention(
         merged_queries=np.flatnonzero(is_merged).astype(np.int32),
         merged_splits=merged_splits.astype(np.int32),
     )
-
-
-def _causal(cu_query_lens: Int32, context_lens: Int32) -> Int32:
-    query_lens = np.diff(cu_query_lens)
-    offsets = context_lens - cu_query_lens[1:] + 1
-    return (np.arange(cu_query_lens[-1]) + np.repeat(offsets, query_lens)).astype(np.int32)
 
 
 def _runs(

@@ -49,6 +49,8 @@ class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSour
     """past prompts and outputs of the namespace"""
     DRAFT_SOURCE_PROMPT_LOOKUP: _DraftSource.ValueType  # 2
     """the sequence itself"""
+    DRAFT_SOURCE_DRAFT_MODEL: _DraftSource.ValueType  # 3
+    """a smaller model"""
 
 class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper): ...
 
@@ -57,6 +59,8 @@ DRAFT_SOURCE_SHARED_INDEX: DraftSource.ValueType  # 1
 """past prompts and outputs of the namespace"""
 DRAFT_SOURCE_PROMPT_LOOKUP: DraftSource.ValueType  # 2
 """the sequence itself"""
+DRAFT_SOURCE_DRAFT_MODEL: DraftSource.ValueType  # 3
+"""a smaller model"""
 Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
 
 @_typing.final

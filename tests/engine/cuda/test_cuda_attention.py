@@ -7,7 +7,8 @@ import torch
 from engine.gpu_check.problems import Problem, problem
 from engine.gpu_check.references import causal
 from engine.kernels.cuda.kernels import CudaKernels
-from engine.kernels.cuda.plan import SharedPrefix, Tree, Tuning
+from engine.kernels.cuda.plan import SharedPrefix, Tuning
+from engine.kernels.tree import Tree
 from tests.engine.cuda.simulator import SimulatorLauncher
 
 # One warp a block, and splits of one page.

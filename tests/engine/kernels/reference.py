@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.kernels.cpu import Cache, Float32, Int32
+from engine.kernels.cpu import Cache, Float32, Int32, Tree
+from engine.kernels.pairs import multiplies_pairs
 
 PAGE = 16
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -67,8 +69,8 @@ def attention_problem(
     return AttentionProblem(q, *caches, block_tables, cu_query_lens, lengths, dim**-0.5)
 
 
-def attention(problem: AttentionProblem) -> Float32:
-    """Causal attention, one sequence at a time, in float64."""
+def attention(problem: AttentionProblem, tree: Tree | None = None) -> Float32:
+    """Causal attention, or as the tree says, one sequence at a time, in float64."""
     out = np.empty_like(problem.q)
     num_kv_heads = problem.k_cache.shape[1]
     for s, length in enumerate(problem.context_lens.tolist()):
@@ -82,6 +84,8 @@ def attention(problem: AttentionProblem) -> Float32:
         q = torch.from_numpy(problem.q[begin:end]).double().transpose(0, 1)
         groups = q.shape[0] // num_kv_heads
         visible = torch.arange(length) <= (length - num_rows + torch.arange(num_rows))[:, None]
+        if tree is not None:
+            visible = torch.stack([_seen(tree, row, length) for row in range(begin, end)])
         result = torch.nn.functional.scaled_dot_product_attention(
             q,
             keys.repeat_interleave(groups, 0),
@@ -91,6 +95,23 @@ def attention(problem: AttentionProblem) -> Float32:
         )
         out[begin:end] = result.transpose(0, 1).float().numpy()
     return out
+
+
+def assert_close(actual: Float32, problem: AttentionProblem, tree: Tree | None = None) -> None:
+    expected = attention(problem, tree)
+    if multiplies_pairs(numba.from_dtype(problem.k_cache.dtype)):
+        # Queries and weights are rounded to bfloat16 too.
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-2)
+        assert np.abs(actual - expected).mean() < 1e-3
+    else:
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=5e-6)
+
+
+def _seen(tree: Tree, row: int, length: int) -> torch.Tensor:
+    """Which of `length` keys a row sees."""
+    visible, ancestors = int(tree.visible[row]), int(tree.ancestors[row])
+    seen = [key < visible or bool(ancestors >> (key - visible) & 1) for key in range(length)]
+    return torch.tensor(seen)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

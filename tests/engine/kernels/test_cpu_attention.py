@@ -2,16 +2,15 @@
 
 from dataclasses import replace
 
-import numba
 import numpy as np
 import pytest
 import torch
 
 from engine.kernels import cpu
-from engine.kernels.pairs import multiplies_pairs
 from tests.engine.kernels.reference import (
     PAGE,
     AttentionProblem,
+    assert_close,
     attention,
     attention_problem,
     from_cache,
@@ -33,16 +32,6 @@ def run(problem: AttentionProblem) -> cpu.Float32:
         problem.context_lens, problem.scale, out,
     )  # fmt: skip
     return out
-
-
-def assert_close(actual: cpu.Float32, problem: AttentionProblem) -> None:
-    expected = attention(problem)
-    if multiplies_pairs(numba.from_dtype(problem.k_cache.dtype)):
-        # Queries and weights are rounded to bfloat16 too.
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-2)
-        assert np.abs(actual - expected).mean() < 1e-3
-    else:
-        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=5e-6)
 
 
 @pytest.mark.parametrize("dim", [64, 96, 128])

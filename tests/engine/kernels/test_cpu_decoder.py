@@ -124,11 +124,11 @@ def make_batch(contexts: list[tuple[int, int]], logit_rows: list[int]) -> tuple[
             positions.append(position)
             slots.append(tables[row, position // PAGE] * PAGE + position % PAGE)
     none = np.empty(0, np.int32)
+    cu_query_lens = np.cumsum([0] + [new for _, new in contexts], dtype=np.int32)
+    lengths = np.array([length for length, _ in contexts], np.int32)
     batch = cpu.DecoderBatch(
-        np.array(positions, np.int32), np.array(slots, np.int32), tables,
-        np.cumsum([0] + [new for _, new in contexts], dtype=np.int32),
-        np.array([length for length, _ in contexts], np.int32), np.array(logit_rows, np.int32),
-        none, none.reshape(0, 1), none,
+        np.array(positions, np.int32), np.array(slots, np.int32), tables, cu_query_lens, lengths,
+        np.array(logit_rows, np.int32), none, none.reshape(0, 1), none, cpu.causal(cu_query_lens, lengths),
     )  # fmt: skip
     return batch, len(order)
 
