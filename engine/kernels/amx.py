@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Products of bfloat16 in the processor's matrix registers (Intel AMX).
+"""The processor's matrix registers (Intel AMX), and products of bfloat16 in them.
 
 Eight registers hold 16 rows of 64 bytes each. One instruction adds the product of 16 rows of 16 pairs and 16
 pairs of 16 columns to 16 x 16 sums, so 32 rows of x meet a panel of 32 columns in four registers of sums.
@@ -25,7 +25,11 @@ _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
 def _permitted() -> bool:
     """Linux lends a process the registers when it asks."""
-    if not CPU_FEATURES.get("amx-bf16") or sys.platform != "linux" or platform.machine() != "x86_64":
+    if (
+        not all(map(CPU_FEATURES.get, ("amx-bf16", "amx-int8")))
+        or sys.platform != "linux"
+        or platform.machine() != "x86_64"
+    ):
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
 
@@ -36,20 +40,19 @@ HAS_AMX = _permitted()
 _SUMS, _X, _W = ((0, 1), (2, 3)), (4, 5), (6, 7)
 
 
-class _Registers:
+class Registers:
     """Emits instructions on the registers, which LLVM knows by number."""
 
     def __init__(self, emit: Emitter) -> None:
         self.emit = emit
 
-    def configure(self, upper: Value, lower: Value) -> None:
-        """upper and lower: rows in use, 1 to 16 each."""
+    def configure(self, rows: dict[int, Value], widths: dict[int, int] | None = None) -> None:
+        """Clears all registers. `rows` of each that is used, 1 to 16; `widths`: bytes of a row, if not 64."""
         emit, builder = self.emit, self.emit.builder
-        rows = emit.offset(I64(0), *((upper, 1 << 8 * tile) for tile in (*_SUMS[0], _X[0])))
-        rows = emit.offset(rows, *((lower, 1 << 8 * tile) for tile in (*_SUMS[1], _X[1])))
-        rows = emit.offset(rows, sum(SIDE << 8 * tile for tile in _W))
-        full_width = I64(0x0040_0040_0040_0040)
-        words = [I64(1), I64(0), full_width, full_width, I64(0), I64(0), rows, I64(0)]
+        widths = {tile: 64 if tile in rows else 0 for tile in range(8)} | (widths or {})
+        packed = [sum(widths[first + i] << 16 * i for i in range(4)) for first in (0, 4)]
+        packed_rows = emit.offset(I64(0), *((count, 1 << 8 * tile) for tile, count in rows.items()))
+        words = [I64(1), I64(0), *map(I64, packed), I64(0), I64(0), packed_rows, I64(0)]
         with builder.goto_entry_block():
             table = builder.alloca(ir.ArrayType(I64, len(words)))
         address = builder.ptrtoint(table, I64)
@@ -70,7 +73,12 @@ class _Registers:
         self._call("tilestored64", I8(tile), self._pointer(address), stride)
 
     def add_product(self, sums: int, x: int, w: int) -> None:
+        """Of pairs of bfloat16, to float32."""
         self._call("tdpbf16ps", I8(sums), I8(x), I8(w))
+
+    def add_product_int8(self, sums: int, x: int, w: int) -> None:
+        """Of runs of four 8-bit numbers, to 32 bits."""
+        self._call("tdpbssd", I8(sums), I8(x), I8(w))
 
     def _pointer(self, address: Value) -> Value:
         return self.emit.builder.inttoptr(address, I8.as_pointer())
@@ -87,11 +95,12 @@ def _emit_block(
     builder = emit.builder
     x, w, out = (emit.offset(array, (at, 4)) for array, at in ((x, x_at), (w, w_at), (out, out_at)))
     strides = [builder.shl(stride, I64(2)) for stride in (x_stride, w_stride, out_stride)]
-    registers = _Registers(emit)
+    registers = Registers(emit)
     both = builder.icmp_signed(">", rows, I64(SIDE))
     upper = builder.select(both, I64(SIDE), rows)
     lower = builder.select(both, builder.sub(rows, I64(SIDE)), I64(1))
-    registers.configure(upper, lower)
+    rows_of_tiles = dict.fromkeys((*_SUMS[0], _X[0]), upper) | dict.fromkeys((*_SUMS[1], _X[1]), lower)
+    registers.configure(rows_of_tiles | dict.fromkeys(_W, I64(SIDE)))
     with emit.loop(panels) as panel:
         panel_w = emit.offset(w, (builder.mul(panel, panel_stride), 4))
         addresses = x, panel_w, emit.offset(out, (panel, 4 * _PANEL))
@@ -103,7 +112,7 @@ def _emit_block(
 
 
 def _emit_halves(
-    registers: _Registers, halves: tuple[int, ...], addresses: tuple[Value, ...], strides: list[Value],
+    registers: Registers, halves: tuple[int, ...], addresses: tuple[Value, ...], strides: list[Value],
     ahead: Value, depth: Value, accumulate: Value,
 ) -> None:  # fmt: skip
     emit, builder = registers.emit, registers.emit.builder

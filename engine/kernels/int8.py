@@ -2,8 +2,8 @@
 """Matrix products with 8-bit weights and, quantised on the fly, 8-bit activations.
 
 Both sides are scaled in groups of 32 along the depth, which is nearly lossless. A packed weight is an int8
-array [num_panels, K / 32, 36 * PANEL]: for each group the numbers [16 pairs of k, PANEL outputs, 2], then the
-outputs' scales as float32. Processors multiply pairs of 16-bit numbers and add the two products in one
+array [num_panels, K / 32, 36 * PANEL]: for each group the numbers [32 / RUN, PANEL outputs, RUN of k], then
+the outputs' scales as float32. Processors multiply pairs of 16-bit numbers and add the two products in one
 instruction (with VNNI, to a sum as well); a group's sum fits 32 bits with room to spare.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
+from engine.kernels.amx import HAS_AMX
 from engine.kernels.jit import device
 from engine.kernels.simd import CPU_FEATURES, F32, I8, I16, I32, I64, LANES, Emitter, Float32, Value, spread
 from engine.kernels.tile import MAX_TILE_ROWS, PANEL, VECTORS_PER_PANEL
@@ -22,6 +23,10 @@ PackedInt8Weight = npt.NDArray[np.int8]
 
 GROUP = 32
 _LARGEST = 127.0
+# Numbers of an output that lie together: what one instruction multiplies and adds up.
+RUN = 4 if HAS_AMX else 2
+# Of activations: 8-bit numbers in as many bits as those instructions take.
+NUMBER = np.int8 if HAS_AMX else np.int16
 GROUP_BYTES = (GROUP + 4) * PANEL
 
 
@@ -35,21 +40,23 @@ def pack_weight_int8(w: Float32) -> PackedInt8Weight:
     padded[:num_outputs] = w.reshape(num_outputs, num_groups, GROUP)
     scales = np.abs(padded).max(-1) / np.float32(_LARGEST)
     numbers = np.rint(padded / np.where(scales == 0, 1, scales)[..., None]).astype(np.int8)
-    pairs = numbers.reshape(num_panels, PANEL, num_groups, GROUP // 2, 2).transpose(0, 2, 3, 1, 4)
+    runs = numbers.reshape(num_panels, PANEL, num_groups, GROUP // RUN, RUN).transpose(0, 2, 3, 1, 4)
     packed = np.empty((num_panels, num_groups, GROUP_BYTES), np.int8)
-    packed[..., : GROUP * PANEL] = pairs.reshape(num_panels, num_groups, -1)
+    packed[..., : GROUP * PANEL] = runs.reshape(num_panels, num_groups, -1)
     by_group = np.ascontiguousarray(scales.reshape(num_panels, PANEL, num_groups).transpose(0, 2, 1))
     packed[..., GROUP * PANEL :] = by_group.view(np.int8)
     return packed
 
 
 def _emit_quantise(
-    emit: Emitter, _: list[Any], x: Value, x_at: Value, num_groups: Value, numbers: Value, numbers_at: Value,
-    scales: Value, scales_at: Value,
+    emit: Emitter, dtypes: list[Any], x: Value, x_at: Value, num_groups: Value, numbers: Value,
+    numbers_at: Value, scales: Value, scales_at: Value,
 ) -> None:  # fmt: skip
     builder = emit.builder
     x, scales = emit.offset(x, (x_at, 4)), emit.offset(scales, (scales_at, 4))
-    numbers = emit.offset(numbers, (numbers_at, 2))
+    number = ir.IntType(dtypes[1].bitwidth)
+    size = number.width // 8
+    numbers = emit.offset(numbers, (numbers_at, size))
     starts = range(0, GROUP, LANES)
     with emit.loop(num_groups) as group:
         values = [emit.load(emit.offset(x, (group, 4 * GROUP), 4 * at), emit.vector) for at in starts]
@@ -62,8 +69,8 @@ def _emit_quantise(
         factor = emit.splat(builder.select(is_zero, F32(0.0), builder.fdiv(F32(_LARGEST), top)))
         for at, value in zip(starts, values, strict=True):
             rounded = builder.fptosi(emit.nearest(builder.fmul(value, factor)), emit.int_vector)
-            short = builder.trunc(rounded, ir.VectorType(I16, LANES))
-            emit.store(short, emit.offset(numbers, (group, 2 * GROUP), 2 * at), align=2)
+            narrow = builder.trunc(rounded, ir.VectorType(number, LANES))
+            emit.store(narrow, emit.offset(numbers, (group, size * GROUP), size * at), align=1)
 
 
 def _pair_products(emit: Emitter, a: Value, b: Value) -> Value:
@@ -146,15 +153,15 @@ def _emit_tiles(
         _emit_rows(emit, count, numbers, scales, num_groups, weights, out, out_stride)
 
 
-# quantise(x, x_at, num_groups, numbers, numbers_at, scales, scales_at): a row of float32 as int16 numbers of
-# 8 bits and a float32 scale for each group.
+# quantise(x, x_at, num_groups, numbers, numbers_at, scales, scales_at): a row of float32 as numbers of 8 bits
+# and a float32 scale for each group.
 _quantise = vector_function(_emit_quantise)
 _tile = vector_function(_emit_tiles)
 
 
 @device
 def quantise_rows(x, row_begin, row_end, numbers, scales):
-    """numbers [rows, K] int16 and scales [rows, K / 32] float32 = x[row_begin:row_end]."""
+    """numbers [rows, K] of dtype NUMBER and scales [rows, K / 32] float32 = x[row_begin:row_end]."""
     depth = x.shape[1]
     num_groups = depth // GROUP
     for row in range(row_end - row_begin):

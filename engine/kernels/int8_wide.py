@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
-from engine.kernels.int8 import GROUP, GROUP_BYTES
+from engine.kernels.int8 import GROUP, GROUP_BYTES, RUN
 from engine.kernels.jit import inlined
 from engine.kernels.pairs import multiply_pairs, narrow
-from engine.kernels.simd import I8, I16, I64, LANES, Emitter, Value, spread
+from engine.kernels.simd import I64, LANES, Emitter, Value, spread
 from engine.kernels.tile import PANEL, VECTORS_PER_PANEL
 from engine.kernels.vector_function import vector_function
 
@@ -38,9 +38,6 @@ def _emit_widen(
 ) -> None:
     builder = emit.builder
     weights = emit.offset(weights, (builder.mul(panel, num_groups), GROUP_BYTES))
-    # Rounded to nearest, ties away from zero.
-    sixteen, half, high = (spread(emit.int_vector, number) for number in (16, 0x8000, 0xFFFF0000))
-    pairs_of_bytes = ir.VectorType(I8, 2 * LANES)
     with emit.loop(num_groups) as group:
         block = emit.offset(weights, (group, GROUP_BYTES))
         scales = [
@@ -48,23 +45,42 @@ def _emit_widen(
             for v in range(VECTORS_PER_PANEL)
         ]
         target = emit.offset(words, (group, 4 * PANEL * GROUP // 2))
-        with emit.loop(I64(GROUP // 2)) as pair:
-            emit.prefetch(emit.offset(block, _GROUPS_AHEAD * GROUP_BYTES, (pair, 2 * PANEL)))
+        with emit.loop(I64(GROUP // RUN)) as run:
+            for line in range(0, RUN * PANEL, 64):
+                emit.prefetch(emit.offset(block, _GROUPS_AHEAD * GROUP_BYTES, (run, RUN * PANEL), line))
             for vector, scale in enumerate(scales):
-                address = emit.offset(block, (pair, 2 * PANEL), 2 * LANES * vector)
-                shorts = builder.sext(
-                    emit.load(address, pairs_of_bytes, align=1), ir.VectorType(I16, 2 * LANES)
-                )
-                both = builder.bitcast(shorts, emit.int_vector)
-                even, odd = (
-                    builder.add(builder.bitcast(builder.fmul(number, scale), emit.int_vector), half)
-                    for number in (
-                        builder.sitofp(builder.ashr(builder.shl(both, sixteen), sixteen), emit.vector),
-                        builder.sitofp(builder.ashr(both, sixteen), emit.vector),
-                    )
-                )
-                word = builder.or_(builder.lshr(even, sixteen), builder.and_(odd, high))
-                emit.store(word, emit.offset(target, (pair, 4 * PANEL), 4 * LANES * vector))
+                start = emit.offset(block, (run, RUN * PANEL), RUN * LANES * vector)
+                numbers = _load_numbers(emit, start)
+                for pair in range(0, RUN, 2):
+                    word = _pair_word(emit, numbers[pair], numbers[pair + 1], scale)
+                    row = emit.offset(target, (run, 2 * PANEL * RUN), 2 * PANEL * pair)
+                    emit.store(word, emit.offset(row, 4 * LANES * vector))
+
+
+def _load_numbers(emit: Emitter, start: Value) -> list[Value]:
+    """The runs of as many outputs as there are lanes, as RUN vectors of 32-bit numbers."""
+    builder, bits = emit.builder, 8 * RUN
+    lanes = emit.load(start, ir.VectorType(ir.IntType(bits), LANES), align=1)
+    wide = lanes if bits == 32 else builder.zext(lanes, emit.int_vector)
+
+    def number(index: int) -> Value:
+        up = builder.shl(wide, spread(emit.int_vector, 24 - 8 * index))
+        return builder.ashr(up, spread(emit.int_vector, 24))
+
+    return [number(index) for index in range(RUN)]
+
+
+def _pair_word(emit: Emitter, even: Value, odd: Value, scale: Value) -> Value:
+    """Two scaled numbers as bfloat16, rounded to nearest, ties away from zero."""
+    builder = emit.builder
+    half, high = (spread(emit.int_vector, number) for number in (0x8000, 0xFFFF0000))
+
+    def rounded(number: Value) -> Value:
+        product = builder.fmul(builder.sitofp(number, emit.vector), scale)
+        return builder.add(builder.bitcast(product, emit.int_vector), half)
+
+    low = builder.lshr(rounded(even), spread(emit.int_vector, 16))
+    return builder.or_(low, builder.and_(rounded(odd), high))
 
 
 # widen(weights, panel, num_groups, words): a panel of int8 weights as words of two bfloat16, [K / 2, PANEL].

@@ -19,13 +19,15 @@ import numpy.typing as npt
 from numba import types
 from numba.extending import overload
 
-from engine.kernels.int8 import GROUP, PackedInt8Weight, multiply_panel_int8, quantise_rows
+from engine.kernels.amx import HAS_AMX
+from engine.kernels.int8 import GROUP, NUMBER, PackedInt8Weight, multiply_panel_int8, quantise_rows
+from engine.kernels.int8_amx import multiply_panel_in_registers
 from engine.kernels.int8_wide import multiply_wide_panel, narrow_wide_rows, new_wide_operand
 from engine.kernels.jit import NUM_THREADS, device, inlined, parallel_kernel, run_team
 from engine.kernels.pairs import multiplies_pairs, multiply_pairs, narrow
 from engine.kernels.simd import Float32
 from engine.kernels.team import Team, claim, finish, new_counters, wait
-from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
+from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
 from engine.kernels.vector_function import exp2
 
 PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weight
@@ -33,11 +35,12 @@ PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weig
 _HALF = PANEL // 2
 _LOG2_E = np.float32(1.4426950408889634)
 # A task's rows and weights stay in the level-2 cache.
-_ROWS_PER_TASK = 512
+_ROWS_PER_TASK = 512 if HAS_AMX else 16 * MAX_TILE_ROWS
 _MAX_PANELS_PER_TASK = 8
 _TASKS_PER_THREAD = 8
 # Rows of a task up to which 8-bit weights meet rows of 8 bits; more rows pay for widening the weights.
-MAX_INT8_ROWS = 4 if HAS_BFLOAT16_DOT else _ROWS_PER_TASK
+MAX_INT8_ROWS = 48 if HAS_AMX else 4 if HAS_BFLOAT16_DOT else _ROWS_PER_TASK
+_multiply_panel_int8 = multiply_panel_in_registers if HAS_AMX else multiply_panel_int8
 
 
 def pack_weight(w: npt.NDArray[Any]) -> npt.NDArray[np.uint32] | Float32:
@@ -86,7 +89,7 @@ def _new_operand_of_kind(x, panels):
 
         def numbers_and_scales(x, panels):
             depth = x.shape[1]
-            numbers = np.empty((_ROWS_PER_TASK, depth), np.int16)
+            numbers = np.empty((_ROWS_PER_TASK, depth), NUMBER)
             scales = np.empty((_ROWS_PER_TASK, depth // GROUP), np.float32)
             return numbers, scales, new_wide_operand(_ROWS_PER_TASK, depth)
 
@@ -129,7 +132,9 @@ def _multiply_panels_of_kind(x, row_begin, num_rows, operand, panels, panel, cou
                 if num_rows > MAX_INT8_ROWS:
                     multiply_wide_panel(wide, num_rows, panels, panel + index, out, target, stride)
                 else:
-                    multiply_panel_int8(numbers, scales, num_rows, panels, panel + index, out, target, stride)
+                    _multiply_panel_int8(
+                        numbers, scales, num_rows, panels, panel + index, out, target, stride
+                    )
 
         return multiply_int8
 
