@@ -80,7 +80,7 @@ async def kill_memory_managers(system: System, num_kills: int, rng: random.Rando
 
 
 def epoch_is_over(system: System, epoch: int) -> bool:
-    return system.pool().epoch > epoch
+    return system.pool().epoch != epoch
 
 
 async def kill_engines(system: System, num_kills: int, rng: random.Random) -> None:
