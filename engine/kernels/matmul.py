@@ -39,7 +39,7 @@ _ROWS_PER_TASK = 512 if HAS_AMX else 16 * MAX_TILE_ROWS
 _MAX_PANELS_PER_TASK = 8
 _TASKS_PER_THREAD = 8
 # Rows of a task up to which 8-bit weights meet rows of 8 bits; more rows pay for widening the weights.
-MAX_INT8_ROWS = 48 if HAS_AMX else 4 if HAS_BFLOAT16_DOT else _ROWS_PER_TASK
+MAX_INT8_ROWS = 48 if HAS_AMX else 4 if HAS_BFLOAT16_DOT else 1 << 30
 _multiply_panel_int8 = multiply_panel_in_registers if HAS_AMX else multiply_panel_int8
 
 
