@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from engine.kernels.sampling import Float32, Int32, Int64, UInt64, sample_rows
+from engine.kernels.sampling import DrawParameters, Int32, sample_rows
 from engine.logprobs import Logprobs, logprobs_of
 from engine.sequence import SamplingParams, Sequence
 
@@ -33,34 +33,15 @@ class SampleRow(NamedTuple):
 
 
 class Draw(Protocol):
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        temperature: Float32,
-        top_k: Int32,
-        top_p: Float32,
-        min_p: Float32,
-        seeds: UInt64,
-        choices: Int64,
-        positions: Int64,
-    ) -> Int32:
+    def __call__(self, logits: torch.Tensor, parameters: DrawParameters) -> Int32:
         """Token ids [R] from logits [R, vocab]; as `engine.kernels.sampling.sample_rows`."""
         ...
 
 
-def draw_on_cpu(
-    logits: torch.Tensor,
-    temperature: Float32,
-    top_k: Int32,
-    top_p: Float32,
-    min_p: Float32,
-    seeds: UInt64,
-    choices: Int64,
-    positions: Int64,
-) -> Int32:
+def draw_on_cpu(logits: torch.Tensor, parameters: DrawParameters) -> Int32:
     """A `Draw`."""
     out = np.empty(len(logits), np.int32)
-    sample_rows(logits.numpy(), temperature, top_k, top_p, min_p, seeds, choices, positions, out)
+    sample_rows(logits.numpy(), *parameters, out)
     return out
 
 
@@ -75,16 +56,13 @@ def sample(logits: torch.Tensor, rows: Rows[SampleRow], draw: Draw = draw_on_cpu
         for i, r in enumerate(rows):
             if _is_adjusted(r):
                 _adjust(values[i], r)
-    tokens = draw(values, *_parameters(rows)).tolist()
+    tokens = draw(values, _parameters(rows)).tolist()
     return [Sampled([token], _logprobs(logits, r, token)) for r, token in zip(rows, tokens, strict=True)]
 
 
-def _parameters(
-    rows: Rows[SampleRow],
-) -> tuple[Float32, Int32, Float32, Float32, UInt64, Int64, Int64]:
-    """In the order of `Draw`."""
+def _parameters(rows: Rows[SampleRow]) -> DrawParameters:
     params = [r.sequence.request.sampling for r in rows]
-    return (
+    return DrawParameters(
         np.array([p.temperature for p in params], np.float32),
         np.array([p.top_k for p in params], np.int32),
         np.array([p.top_p for p in params], np.float32),

@@ -14,6 +14,7 @@ from engine.kernels.cuda.catalog import KernelSpec
 from engine.kernels.cuda.kernels import CudaKernels, HeadNorms
 from engine.kernels.cuda.plan import SharedPrefix
 from engine.kernels.cuda.specs import ELEMENTS, decoder_specs
+from engine.kernels.sampling import DrawParameters
 from engine.kernels.tree import Tree
 from engine.model.cuda_sampling import sample_rows
 
@@ -176,9 +177,8 @@ def _sampling_agreement(kernels: CudaKernels, sizes: Sizes, device: torch.device
     top_p = np.resize([0.9, 1.0, 0.5, 1.0, 0.95], rows).astype(np.float32)
     min_p = np.resize([0.0, 0.02], rows).astype(np.float32)
     seeds, choices, positions = ids.astype(np.uint64) << np.uint64(33), ids % 3, ids + 1000
-    drawn = sample_rows(
-        kernels, logits.to(device), temperature, top_k, top_p, min_p, seeds, choices, positions
-    )
+    parameters = DrawParameters(temperature, top_k, top_p, min_p, seeds, choices, positions)
+    drawn = sample_rows(kernels, logits.to(device), parameters)
     keys = list(zip(seeds.tolist(), choices.tolist(), positions.tolist(), strict=True))
     expected = [
         references.sample(

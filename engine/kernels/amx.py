@@ -5,36 +5,19 @@ Eight registers hold 16 rows of 64 bytes each. One instruction adds the product 
 pairs of 16 columns to 16 x 16 sums, so 32 rows of x meet a panel of 32 columns in four registers of sums.
 """
 
-import ctypes
-import platform
-import sys
 from typing import Any
 
 from llvmlite import ir
 
 from engine.kernels.jit import inlined
-from engine.kernels.simd import CPU_FEATURES, I8, I64, Emitter, Value
+from engine.kernels.simd import I8, I64, Emitter, Value
 from engine.kernels.vector_function import vector_function
 
 SIDE = 16  # rows and 32-bit columns of a register
 _PANEL = 2 * SIDE  # columns, as `tile.PANEL` is where there are such registers
 MAX_ROWS = 2 * SIDE
 _STEPS_AHEAD = 8  # of depth, that w is brought near
-_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
-
-def _permitted() -> bool:
-    """Linux lends a process the registers when it asks."""
-    if (
-        not all(map(CPU_FEATURES.get, ("amx-bf16", "amx-int8")))
-        or sys.platform != "linux"
-        or platform.machine() != "x86_64"
-    ):
-        return False
-    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
-
-
-HAS_AMX = _permitted()
 
 # The registers: sums of the upper and the lower 16 rows, rows of x, columns of w.
 _SUMS, _X, _W = ((0, 1), (2, 3)), (4, 5), (6, 7)

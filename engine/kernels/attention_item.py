@@ -6,7 +6,6 @@ is read once for them.
 """
 
 import numpy as np
-from numba.extending import overload
 
 from engine.kernels.attention_floats import add_float_values, new_float_operands, score_floats
 from engine.kernels.attention_pairs import add_pair_values, narrow_queries, new_pair_operands, score_pairs
@@ -14,7 +13,7 @@ from engine.kernels.attention_plan import KEY_BEGIN, KEY_END, MAX_ITEM_ROWS, PAR
 from engine.kernels.attention_rows import clear, copy_scaled, softmax_row
 from engine.kernels.attention_scratch import KEY_BLOCK, Scratch
 from engine.kernels.attention_tiles import PAGE
-from engine.kernels.jit import inlined
+from engine.kernels.jit import by_type, inlined
 from engine.kernels.pairs import multiplies_pairs
 
 _LOG2_E = np.float32(1.4426950408889634)
@@ -32,56 +31,39 @@ def new_scratch(cache, dim):
     )
 
 
+@by_type
 def _new_operands(cache, dim):
-    raise NotImplementedError("called from kernels only")
-
-
-def _prepare_queries(cache, scratch, num_rows):
-    raise NotImplementedError("called from kernels only")
-
-
-def _score(scratch, num_rows, k_cache, table, key, num_keys, last_page, head):
-    """scores = queries · a block of keys."""
-    raise NotImplementedError("called from kernels only")
-
-
-def _add_values(scratch, num_rows, v_cache, table, key, num_keys, last_page, head):
-    """sums += weights · a block of values."""
-    raise NotImplementedError("called from kernels only")
-
-
-@overload(_new_operands)
-def _new_operands_of_kind(cache, dim):
     if multiplies_pairs(cache.dtype):
         return lambda cache, dim: new_pair_operands(MAX_ITEM_ROWS, dim)
     return lambda cache, dim: new_float_operands(dim)
 
 
-@overload(_prepare_queries)
-def _prepare_queries_of_kind(cache, scratch, num_rows):
+@by_type
+def _prepare_queries(cache, scratch, num_rows):
     if multiplies_pairs(cache.dtype):
         return lambda cache, scratch, num_rows: narrow_queries(scratch, num_rows)
     return lambda cache, scratch, num_rows: None
 
 
-@overload(_score)
-def _score_of_kind(scratch, num_rows, k_cache, table, key, num_keys, last_page, head):
-    chosen = score_pairs if multiplies_pairs(k_cache.dtype) else score_floats
-
-    def score(scratch, num_rows, k_cache, table, key, num_keys, last_page, head):
-        chosen(scratch, num_rows, k_cache, table, key, num_keys, last_page, head)
-
-    return score
+@by_type
+def _score(scratch, num_rows, cache, table, key, num_keys, last_page, head):
+    """scores = queries · a block of keys."""
+    return _for_cache(cache, score_pairs, score_floats)
 
 
-@overload(_add_values)
-def _add_values_of_kind(scratch, num_rows, v_cache, table, key, num_keys, last_page, head):
-    chosen = add_pair_values if multiplies_pairs(v_cache.dtype) else add_float_values
+@by_type
+def _add_values(scratch, num_rows, cache, table, key, num_keys, last_page, head):
+    """sums += weights · a block of values."""
+    return _for_cache(cache, add_pair_values, add_float_values)
 
-    def add_values(scratch, num_rows, v_cache, table, key, num_keys, last_page, head):
-        chosen(scratch, num_rows, v_cache, table, key, num_keys, last_page, head)
 
-    return add_values
+def _for_cache(cache, of_pairs, of_floats):
+    chosen = of_pairs if multiplies_pairs(cache.dtype) else of_floats
+
+    def run(scratch, num_rows, cache, table, key, num_keys, last_page, head):
+        chosen(scratch, num_rows, cache, table, key, num_keys, last_page, head)
+
+    return run
 
 
 @inlined

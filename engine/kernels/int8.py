@@ -13,9 +13,21 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
-from engine.kernels.amx import HAS_AMX
 from engine.kernels.jit import device
-from engine.kernels.simd import CPU_FEATURES, F32, I8, I16, I32, I64, LANES, Emitter, Float32, Value, spread
+from engine.kernels.simd import (
+    CPU_FEATURES,
+    F32,
+    HAS_AMX,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    Emitter,
+    Float32,
+    Value,
+    spread,
+)
 from engine.kernels.tile import MAX_TILE_ROWS, PANEL, VECTORS_PER_PANEL
 from engine.kernels.vector_function import vector_function
 

@@ -18,8 +18,10 @@ from llvmlite import ir
 from numba import config, njit, types
 from numba.core import cgutils
 from numba.core.caching import FunctionCache, IndexDataCacheFile
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 from numba.np.ufunc.parallel import _launch_threads
+
+from engine.kernels.simd import HAS_AMX
 
 NUM_THREADS: int = config.NUMBA_NUM_THREADS
 # Sums may be reordered (that is what vectorises them); infinities and NaN keep their meaning.
@@ -33,10 +35,10 @@ _NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 @cache
-def _source_stamp() -> tuple[str, int]:
+def _source_stamp() -> tuple[str, int, bool]:
     """What compiled code depends on, besides what numba's own cache looks at."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(), NUM_THREADS
+    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(), NUM_THREADS, HAS_AMX
 
 
 class _PackageCache(FunctionCache):  # type: ignore[misc]
@@ -57,6 +59,18 @@ def device(function: Callable[..., Any]) -> Callable[..., Any]:
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """A part of the device function that calls it: quicker to compile than a function of its own."""
     return njit(**_OPTIONS, **_NO_WRAPPERS, inline="always")(function)  # type: ignore[no-any-return]
+
+
+def by_type(choose: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+    """A function for kernels whose body depends on its arguments' types: `choose` takes the types and returns
+    the body, a function of the same parameters."""
+
+    @wraps(choose)
+    def function(*_: Any) -> None:
+        raise TypeError(f"{choose.__name__} is called from kernels only")
+
+    overload(function)(choose)
+    return function
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,15 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba import types
-from numba.extending import overload
 
-from engine.kernels.amx import HAS_AMX
 from engine.kernels.int8 import GROUP, NUMBER, PackedInt8Weight, multiply_panel_int8, quantise_rows
 from engine.kernels.int8_amx import multiply_panel_in_registers
 from engine.kernels.int8_wide import multiply_wide_panel, narrow_wide_rows, new_wide_operand
-from engine.kernels.jit import NUM_THREADS, device, inlined, parallel_kernel, run_team
+from engine.kernels.jit import NUM_THREADS, by_type, device, inlined, parallel_kernel, run_team
 from engine.kernels.pairs import multiplies_pairs, multiply_pairs, narrow
-from engine.kernels.simd import Float32
+from engine.kernels.simd import HAS_AMX, Float32
 from engine.kernels.team import Team, claim, finish, new_counters, wait
 from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
 from engine.kernels.vector_function import exp2
@@ -69,38 +67,25 @@ def pair_gate_up(w: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(halves.swapaxes(0, 1)).reshape(-1, w.shape[1])
 
 
+@by_type
 def _new_operand(x, panels):
     """Room for a task's rows in the form that the weights are multiplied with."""
-    raise NotImplementedError("called from kernels only")
-
-
-def _prepare_operand(x, panels, row_begin, row_end, operand):
-    raise NotImplementedError("called from kernels only")
-
-
-def _multiply_panels(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
-    """out_row: flat index of the first result, stride of rows."""
-    raise NotImplementedError("called from kernels only")
-
-
-@overload(_new_operand)
-def _new_operand_of_kind(x, panels):
     if panels.dtype == types.int8:
 
         def numbers_and_scales(x, panels):
-            depth = x.shape[1]
-            numbers = np.empty((_ROWS_PER_TASK, depth), NUMBER)
-            scales = np.empty((_ROWS_PER_TASK, depth // GROUP), np.float32)
-            return numbers, scales, new_wide_operand(_ROWS_PER_TASK, depth)
+            num_rows, depth = min(_ROWS_PER_TASK, x.shape[0]), x.shape[1]
+            numbers = np.empty((num_rows, depth), NUMBER)
+            scales = np.empty((num_rows, depth // GROUP), np.float32)
+            return numbers, scales, new_wide_operand(num_rows, depth)
 
         return numbers_and_scales
     if multiplies_pairs(panels.dtype):
-        return lambda x, panels: np.empty((_ROWS_PER_TASK, panels.shape[1]), np.uint32)
+        return lambda x, panels: np.empty((min(_ROWS_PER_TASK, x.shape[0]), panels.shape[1]), np.uint32)
     return lambda x, panels: x
 
 
-@overload(_prepare_operand)
-def _prepare_operand_of_kind(x, panels, row_begin, row_end, operand):
+@by_type
+def _prepare_operand(x, panels, row_begin, row_end, operand):
     if panels.dtype == types.int8:
 
         def quantise(x, panels, row_begin, row_end, operand):
@@ -120,8 +105,9 @@ def _prepare_operand_of_kind(x, panels, row_begin, row_end, operand):
     return lambda x, panels, row_begin, row_end, operand: None
 
 
-@overload(_multiply_panels)
-def _multiply_panels_of_kind(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
+@by_type
+def _multiply_panels(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
+    """out_row: flat index of the first result, stride of rows."""
     if panels.dtype == types.int8:
 
         def multiply_int8(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
@@ -195,7 +181,7 @@ def _multiply_tasks(team, phase, x, panels, out, with_silu):
     panels_per_task = num_panels * row_tasks // (NUM_THREADS * _TASKS_PER_THREAD)
     panels_per_task = max(2, min(_MAX_PANELS_PER_TASK, panels_per_task // 2 * 2))
     panel_tasks = -(-num_panels // panels_per_task)
-    spill = np.empty((_ROWS_PER_TASK, 2 * PANEL), np.float32)
+    spill = np.empty((min(_ROWS_PER_TASK, num_rows), 2 * PANEL), np.float32)
     operand = _new_operand(x, panels)
     prepared = -1
     num_tasks = row_tasks * panel_tasks

@@ -8,10 +8,10 @@ bfloat16 row; in w a word belongs to one column.
 from typing import Any
 
 from numba import types
-from numba.extending import overload
 
-from engine.kernels.amx import HAS_AMX, SIDE, multiply_words
-from engine.kernels.simd import F32, I16, I32, I64, LANES, Emitter, Value, like
+from engine.kernels.amx import SIDE, multiply_words
+from engine.kernels.jit import inlined
+from engine.kernels.simd import F32, HAS_AMX, I16, I32, I64, LANES, Emitter, Value, like
 from engine.kernels.tile import HAS_BFLOAT16_DOT, multiply_rows
 from engine.kernels.vector_function import vector_function
 
@@ -75,20 +75,13 @@ narrow = vector_function(_emit_narrow)
 pair_rows = vector_function(_emit_pair_rows)
 
 
-def multiply_pairs(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate):
-    """`multiply_rows` for uint32 words of both operands; depth counts words."""
-    raise NotImplementedError("called from kernels only")
-
-
-@overload(multiply_pairs)
-def _multiply_pairs(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate):
-    def by_rows(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate):
+@inlined
+def _multiply_in_registers(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate):
+    if depth % SIDE == 0:
+        multiply_words(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate)
+    else:
         multiply_rows(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate)
 
-    def in_registers(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate):
-        if depth % SIDE == 0:
-            multiply_words(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate)
-        else:
-            multiply_rows(x, x_row, num_rows, w, w_panel, depth, out, out_row, panels, accumulate)
 
-    return in_registers if HAS_AMX else by_rows
+# `multiply_rows` for uint32 words of both operands; depth counts words.
+multiply_pairs = _multiply_in_registers if HAS_AMX else multiply_rows

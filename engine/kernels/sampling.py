@@ -4,6 +4,8 @@ The uniform is keyed by (seed, choice, position), so a seeded output does not de
 preemption or on how many tokens were drafted. Generator: Philox4x32-10, Salmon et al. 2011.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit, prange
@@ -12,6 +14,19 @@ Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
+
+
+class DrawParameters(NamedTuple):
+    """How each of R rows is drawn."""
+
+    temperature: Float32  # [R]
+    top_k: Int32  # [R], 0: all
+    top_p: Float32  # [R]
+    min_p: Float32  # [R]
+    seeds: UInt64  # [R]
+    choices: Int64  # [R]
+    positions: Int64  # [R]
+
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)

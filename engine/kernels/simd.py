@@ -6,6 +6,9 @@ offsets in bytes. LLVM lowers a vector that is wider than the machine's register
 everywhere and fast where `LANES` fits.
 """
 
+import ctypes
+import platform
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +22,21 @@ from numba.core import cgutils
 
 CPU_FEATURES = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if CPU_FEATURES.get("avx512f") else 8
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
+
+
+def _lent_matrix_registers() -> bool:
+    """Linux lends a process the registers when it asks."""
+    if (
+        not all(map(CPU_FEATURES.get, ("amx-bf16", "amx-int8")))
+        or sys.platform != "linux"
+        or platform.machine() != "x86_64"
+    ):
+        return False
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
+
+
+HAS_AMX = _lent_matrix_registers()
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()

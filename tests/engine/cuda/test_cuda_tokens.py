@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from engine.gpu_check import references
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.plan import Tuning
+from engine.kernels.sampling import DrawParameters
 from engine.model import cuda_sampling
 from tests.engine.cuda.simulator import SimulatorLauncher
 
@@ -70,7 +71,7 @@ def draw(
     """Tokens by the kernel and by the reference."""
     rows = logits.shape[0]
     ids = np.arange(rows)
-    parameters = (
+    parameters = DrawParameters(
         np.full(rows, temperature, np.float32),
         np.full(rows, top_k, np.int32),
         np.full(rows, top_p, np.float32),
@@ -81,10 +82,12 @@ def draw(
     )
     keys = zip(*(p.tolist() for p in parameters[4:]), strict=True)
     expected = [
-        references.sample(row, parameters[0][0], top_k, parameters[2][0], parameters[3][0], key)
+        references.sample(
+            row, parameters.temperature[0], top_k, parameters.top_p[0], parameters.min_p[0], key
+        )
         for row, key in zip(logits.numpy(), keys, strict=True)
     ]
-    return cuda_sampling.sample_rows(kernels, logits, *parameters).tolist(), expected
+    return cuda_sampling.sample_rows(kernels, logits, parameters).tolist(), expected
 
 
 FILTERS = [(0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.2), (20, 0.8, 0.01), (500, 0.0, 0.0)]
