@@ -1,10 +1,6 @@
 """The memory manager in a process of its own, asked over loopback gRPC, with its journal."""
 
-import re
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
@@ -14,24 +10,18 @@ import numpy as np
 
 from nexuskv.v1 import memory_pb2 as pb
 from nexuskv.v1 import memory_pb2_grpc
+from tests.services.memory_process import running_memory_manager
 
 NUM_SEQUENCES, NUM_PROMPT, NUM_STEPS = 64, 600, 500
 
 
 def advance_rpc_us() -> float:
     """Median time of a call that advances 64 sequences, as the engine's decode steps make it."""
-    with tempfile.TemporaryDirectory() as journal:
-        command = [sys.executable, "-m", "services.cli", "memory-manager", "--memory-listen", "127.0.0.1:0"]
-        process = subprocess.Popen([*command, "--journal", journal], stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            ready = re.match(r"ready memory=(\S+)", process.stdout.readline())
-            if ready is None:
-                raise RuntimeError("the memory manager did not start")
-            return 1e6 * statistics.median(_times(ready[1]))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
+    with (
+        tempfile.TemporaryDirectory() as journal,
+        running_memory_manager("--journal", journal) as address,
+    ):
+        return 1e6 * statistics.median(_times(address))
 
 
 def _times(address: str) -> list[float]:

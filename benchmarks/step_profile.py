@@ -4,14 +4,9 @@ The default model, 16 requests of 300 tokens, in one process with a memory manag
 a memory manager in a process of its own, in turns. Attention is timed on the same batch by itself.
 """
 
-import re
-import signal
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +23,7 @@ from engine.weights.load import open_checkpoint
 from memory_manager import MemoryConfig, MemoryManager
 from services.engine.memory_client import GrpcMemoryClient
 from tests.in_process_memory import InProcessMemory
+from tests.services.memory_process import running_memory_manager
 
 NUM_STREAMS, NUM_PROMPT, NUM_OUTPUT = 16, 300, 64
 ROUNDS = 5
@@ -99,22 +95,6 @@ def _attention_seconds() -> float:
     return best_seconds(run)
 
 
-@contextmanager
-def _memory_manager() -> Iterator[str]:
-    """The address of one in a process of its own."""
-    command = [sys.executable, "-m", "services.cli", "memory-manager", "--memory-listen", "127.0.0.1:0"]
-    process = subprocess.Popen([*command, "--journal", "off"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        ready = re.match(r"ready memory=(\S+)", process.stdout.readline())
-        if ready is None:
-            raise RuntimeError("the memory manager did not start")
-        yield ready[1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
 def _shares(run: _Run, clock: _Clock) -> dict[str, float]:
     """Milliseconds of a decode step by what is done, medians."""
     scheduler, runner = run.engine._scheduler, run.engine._runner
@@ -134,7 +114,7 @@ def _shares(run: _Run, clock: _Clock) -> dict[str, float]:
 def measure() -> list[dict[str, Any]]:
     loaded = load_model(open_checkpoint("smollm2-135m-instruct"), OPTIONS)
     local = _Run(loaded, InProcessMemory(MemoryManager(MemoryConfig())))
-    with _memory_manager() as address:
+    with running_memory_manager("--journal", "off") as address:
         client = GrpcMemoryClient(address, "engine-0")
         split = _Run(loaded, client)
         times: dict[str, list[float]] = {"local": [], "split": []}
