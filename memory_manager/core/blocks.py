@@ -2,6 +2,8 @@
 
 # mypy: no-warn-return-any
 
+import numpy as np
+
 from memory_manager.core.indices import index
 from memory_manager.core.jit import inner
 from memory_manager.core.layout import (
@@ -58,24 +60,13 @@ def append_blocks(pool: Pool, row: int, num_blocks: int, out: Array, start: int)
     """
     if num_blocks == 0:
         return
-    state, prev, next, free_list = pool.state, pool.prev, pool.next, pool.free_list
     sequence = pool.sequences[row]
-    top = pool.counters[0].num_free - 1
+    free_list, top = pool.free_list, pool.counters[0].num_free - 1
     for i in range(num_blocks):
         out[index(start + i)] = free_list[index(top - i)]
-    first, last = out[start], out[start + num_blocks - 1]
-    for i in range(start, start + num_blocks - 1):
-        block, after = index(out[index(i)]), index(out[index(i + 1)])
-        state[block] = PRIVATE
-        next[block] = after
-        prev[after] = block
-    state[last] = PRIVATE
-    next[last] = NONE
-    prev[first] = sequence.last
-    if sequence.last == NONE:
+    first, last = out[start], _chain(pool, out, start, start + num_blocks, sequence.last)
+    if sequence.first == NONE:
         sequence.first = first
-    else:
-        next[sequence.last] = first
     if sequence.cursor == NONE:
         sequence.cursor = first
     sequence.last = last
@@ -83,6 +74,31 @@ def append_blocks(pool: Pool, row: int, num_blocks: int, out: Array, start: int)
     pool.counters[0].num_free -= num_blocks
     pool.counters[0].num_private += num_blocks
     pool.tenants[sequence.tenant].charged += num_blocks
+
+
+@inner
+def _chain(pool: Pool, blocks: Array, start: int, end: int, last: int) -> int:
+    """Puts `blocks[start:end]` into a chain behind `last` (or NONE); answers the chain's new last block.
+
+    Neighbours in the pool are linked a run at a time, as vectors.
+    """
+    state, prev, next = pool.state, pool.prev, pool.next
+    while start < end:
+        first = np.int64(blocks[index(start)])
+        run = 1
+        while start + run < end and blocks[index(start + run)] == first + run:
+            run += 1
+        for block in range(first, first + run):
+            state[index(block)] = PRIVATE
+            prev[index(block)] = block - 1
+            next[index(block)] = block + 1
+        prev[first] = last
+        if last != NONE:
+            next[last] = first
+        last = blocks[index(start + run - 1)]
+        start += run
+    next[last] = NONE
+    return last
 
 
 @inner
@@ -113,14 +129,24 @@ def drop_private(pool: Pool, row: int, num_kept: int) -> None:
 
 @inner
 def _free_from(pool: Pool, block: int, num_blocks: int) -> int:
-    """Frees a chain from its end; answers the block before those."""
+    """Frees a chain from its end; answers the block before those.
+
+    Neighbours in the pool are freed a run at a time: a chain that is followed link by link waits for each.
+    """
     state, prev, free_list = pool.state, pool.prev, pool.free_list
     top = pool.counters[0].num_free
-    for i in range(top, top + num_blocks):
-        state[index(block)] = FREE
-        free_list[index(i)] = block
-        block = prev[index(block)]
-    pool.counters[0].num_free = top + num_blocks
+    end = top + num_blocks
+    while top < end:
+        run = 1
+        # (Said like this, the next link's place does not come from the one before: no load waits.)
+        while top + run < end and prev[index(block - run + 1)] + run == block:
+            run += 1
+        for i in range(run):
+            state[index(block - i)] = FREE
+            free_list[index(top + i)] = block - i
+        top += run
+        block = prev[index(block - run + 1)]
+    pool.counters[0].num_free = end
     return block
 
 
