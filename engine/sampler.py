@@ -6,9 +6,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from engine.grammar import Bool, ahead, allowed_tokens
 from engine.kernels.sampling import DrawParameters, Int32, sample_rows
 from engine.logprobs import Logprobs, logprobs_of
-from engine.sequence import SamplingParams, Sequence
+from engine.sequence import Sequence
 
 
 class Sampled(NamedTuple):
@@ -86,11 +87,12 @@ def _is_adjusted(row: SampleRow) -> bool:
         or p.frequency_penalty != 0.0
         or p.presence_penalty != 0.0
         or row.num_output < p.min_tokens
+        or row.sequence.matcher is not None
     )
 
 
 def _adjust(values: torch.Tensor, row: SampleRow) -> None:
-    """Applies penalties, biases and the ban on early stops to one row of logits, in place."""
+    """Applies penalties, biases, the ban on early stops and the grammar to one row of logits, in place."""
     p = row.sequence.request.sampling
     if p.repetition_penalty != 1.0:
         seen = torch.tensor(sorted(set(row.tokens)), device=values.device)
@@ -104,9 +106,22 @@ def _adjust(values: torch.Tensor, row: SampleRow) -> None:
     if p.logit_bias:
         biased = torch.tensor(list(p.logit_bias), device=values.device)
         values[biased] += torch.tensor(list(p.logit_bias.values()), device=values.device)
-    if row.num_output < p.min_tokens:
-        _ban_stops(values, p)
+    if row.num_output < p.min_tokens or row.sequence.matcher is not None:
+        values.masked_fill_(torch.from_numpy(_forbidden(row, len(values))).to(values.device), -torch.inf)
 
 
-def _ban_stops(values: torch.Tensor, params: SamplingParams) -> None:
-    values[list(params.stop_token_ids)] = -torch.inf
+def _forbidden(row: SampleRow, vocab_size: int) -> Bool:
+    """Stop tokens while there are too few others, and what the grammar does not allow: bool [vocab_size].
+
+    Where the grammar allows nothing but stop tokens, they may come early.
+    """
+    forbidden = np.zeros(vocab_size, np.bool_)
+    params, matcher = row.sequence.request.sampling, row.sequence.matcher
+    if row.num_output < params.min_tokens:
+        forbidden[list(params.stop_token_ids)] = True
+    if matcher is None:
+        return forbidden
+    with ahead(matcher, row.drafted):
+        illegal = ~allowed_tokens(matcher, vocab_size)
+    forbidden |= illegal
+    return illegal if forbidden.all() else forbidden

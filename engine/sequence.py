@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.grammar import Grammar
 from engine.kv_pool import BLOCK_SIZE
 from engine.logprobs import Logprobs
 
@@ -46,6 +47,7 @@ class Request:
     arrival: float = 0.0  # seconds since the epoch
     report_blocks: bool = False
     disable_speculation: bool = False
+    grammar: Grammar | None = None  # that every choice's output obeys
 
 
 class Status(enum.Enum):
@@ -85,6 +87,8 @@ class Sequence:
         self.order = order  # of arrival
         self.tokens = [*request.prompt, *request.output]
         self.num_prompt = len(request.prompt)
+        self.matcher = None if request.grammar is None else request.grammar.start()
+        self._follow(request.output)
         self.max_tokens = self.num_prompt + request.sampling.max_tokens  # prompt and output at most
         if max_model_len is not None:
             self.max_tokens = min(self.max_tokens, max_model_len)
@@ -104,6 +108,16 @@ class Sequence:
         self.acceptance = PRIOR_ACCEPTANCE  # of drafted tokens, an exponential average
         self.shadow: Sequence | None = None  # the same tokens in a draft model's pages
         self.draft_room = 0  # slots wanted for drafts beyond the next token
+
+    def append(self, token: int) -> None:
+        """A final token of the output."""
+        self.tokens.append(token)
+        self._follow([token])
+
+    def _follow(self, tokens: list[int]) -> None:
+        if self.matcher is not None:
+            for token in tokens:
+                self.matcher.accept(token)
 
     @property
     def num_tokens(self) -> int:

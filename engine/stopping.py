@@ -11,7 +11,7 @@ def append_tokens(sequence: Sequence, sampled: Sampled, draft: DraftTree | None)
     """Appends the tokens up to the first that ends the sequence; stop tokens win over the length."""
     sampling, kept, reason = sequence.request.sampling, 0, None
     for token in sampled.tokens:
-        sequence.tokens.append(token)
+        sequence.append(token)
         kept += 1
         if token in sampling.stop_token_ids and sequence.num_output >= sampling.min_tokens:
             reason = FinishReason.STOP

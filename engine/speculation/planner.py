@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Rows
 
+from engine.grammar import is_legal
 from engine.sequence import PRIOR_ACCEPTANCE, Sequence
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.drafter import Drafter, DraftTree
@@ -48,7 +49,7 @@ class SpeculationPlanner:
         drafts: dict[int, DraftTree] = {}
         for i, sequence in enumerate(decodes):
             limit = min(MAX_DRAFT_TOKENS, budget)
-            draft = self._propose(sequence, limit, rows, expected)
+            draft = _legal(self._propose(sequence, limit, rows, expected), sequence)
             likeliest = [] if draft is None else _by_probability(draft, sequence.acceptance)[:limit]
             count = self._worthwhile([probability for _, probability in likeliest], rows, expected)
             # Room for twice as much next time: a draft is cut where its blocks end.
@@ -100,6 +101,15 @@ class SpeculationPlanner:
         chances = [sequence.acceptance**depth for depth in range(1, max_depth + 1)]
         depth = self._worthwhile(chances, rows, expected, self._draft_model.seconds_per_token)
         return self._draft_model.propose(sequence, depth) if depth else None
+
+
+def _legal(draft: DraftTree | None, sequence: Sequence) -> DraftTree | None:
+    """A draft cut where the sequence's grammar does not allow it; None when nothing is left."""
+    matcher = sequence.matcher
+    if draft is None or matcher is None:
+        return draft
+    legal = [node for node, path in enumerate(draft.paths) if node and is_legal(matcher, path)]
+    return draft.restricted(legal) if legal else None
 
 
 def _by_probability(draft: DraftTree, acceptance: float) -> list[tuple[int, float]]:

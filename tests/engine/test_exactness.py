@@ -11,6 +11,7 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.drafter import Drafter
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.shared_index import SharedIndex
+from tests.engine.automaton import Automaton
 from tests.engine.harness import Finished, Harness, request
 from tests.engine.hash_model import HashModel, small_pool
 from tests.engine.liars import LyingDrafter
@@ -27,8 +28,8 @@ prompts = st.integers(0, 2).flatmap(
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int, int]:
-    """A prompt, how to sample, number of choices, priority."""
+def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int, int, Automaton | None]:
+    """A prompt, how to sample, number of choices, priority, a grammar."""
     penalty = draw(st.sampled_from([1.0, 1.3]))
     sampling = SamplingParams(
         temperature=draw(st.sampled_from([0.0, 0.7, 1.5])),
@@ -40,7 +41,8 @@ def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int, int]:
         frequency_penalty=penalty - 1,
         num_logprobs=2,
     )
-    return draw(prompts), sampling, draw(st.integers(1, 3)), draw(st.integers(0, 2))
+    grammar = draw(st.sampled_from([None, None, Automaton()]))
+    return draw(prompts), sampling, draw(st.integers(1, 3)), draw(st.integers(0, 2)), grammar
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,7 +56,7 @@ def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int, int]:
     st.integers(0, 2**32),
 )
 def test_output_does_not_depend_on_pool_batch_chunks_preemption_or_drafts(
-    specs: list[tuple[list[int], SamplingParams, int, int]],
+    specs: list[tuple[list[int], SamplingParams, int, int, Automaton | None]],
     num_blocks: int,
     max_num_seqs: int,
     budget: int,
@@ -79,8 +81,8 @@ def test_output_does_not_depend_on_pool_batch_chunks_preemption_or_drafts(
     }
     harness = Harness(num_blocks, max_num_seqs, budget, drafters=drafters[drafting])
     wanted = {
-        f"r{i}": Request(f"r{i}", prompt, sampling, num_choices=n, priority=priority)
-        for i, (prompt, sampling, n, priority) in enumerate(specs)
+        f"r{i}": Request(f"r{i}", prompt, sampling, num_choices=n, priority=priority, grammar=grammar)
+        for i, (prompt, sampling, n, priority, grammar) in enumerate(specs)
     }
     for one in wanted.values():
         expected.update(alone(one))
