@@ -62,8 +62,6 @@ def load_model(
     backend = backend or choose_backend(options)
     config, dtype = checkpoint.config, backend.compute_dtype(DTYPES[options.dtype])
     max_model_len = _max_model_len(config, options.max_model_len)
-    if options.draft_branches > 1 and backend.device.type != "cpu":
-        raise ModelError(f"--draft-branches {options.draft_branches}: a GPU verifies chains only, which is 1")
     try:
         model = backend.load(checkpoint, dtype, max_model_len)
         drafting = None if draft is None else load_draft_weights(draft, backend, dtype, max_model_len)

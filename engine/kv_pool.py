@@ -1,9 +1,7 @@
 """The KV pool: one tensor that holds every layer's pages."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from engine.kernels import cpu
@@ -32,12 +30,6 @@ class KVPool:
         """Copies whole pages in every layer (copy-on-write of a fork)."""
         if src:
             self.pages[:, :, dst] = self.pages[:, :, src]
-
-    def compact(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Moves slots (from, to) in every layer, in order; the pool is on a CPU."""
-        if moves:
-            pages, (src, dst) = self.as_numpy(), np.array(moves, np.int32).T.copy()
-            cpu.compact_kv(pages[:, 0], pages[:, 1], src, dst)
 
     def as_numpy(self) -> cpu.Cache:
         """The pages of a pool on a CPU, not copied; numpy has no bfloat16: its bits travel as uint16."""

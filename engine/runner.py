@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.batch import Batch, ScheduledSequence
+from engine.compaction import Compact, Move, compact_on_cpu
 from engine.kv_pool import KVPool
 from engine.logprobs import concatenate, logprobs_of
 from engine.sampler import Draw, Sampled, SampleRow, draw_on_cpu, sample
@@ -32,11 +33,14 @@ class StepResult(NamedTuple):
 
 
 class ModelRunner:
-    def __init__(self, model: Model, kv: KVPool, draw: Draw = draw_on_cpu) -> None:
-        """`draw` samples where the model's logits are."""
+    def __init__(
+        self, model: Model, kv: KVPool, draw: Draw = draw_on_cpu, compact: Compact = compact_on_cpu
+    ) -> None:
+        """`draw` samples where the model's logits are, `compact` moves drafts where its pages are."""
         self._model = model
         self._kv = kv
         self._draw = draw
+        self._compact = compact
         self.copy_blocks = kv.copy_blocks
 
     @torch.inference_mode()
@@ -67,11 +71,12 @@ class ModelRunner:
         drafts = {i: item.draft for i, item in enumerate(scheduled) if item.draft is not None}
         after = {i: sampled[i] or [] for i in drafts}
         targets = [[one.tokens[0] for one in nodes] for nodes in after.values()]
-        moves: list[tuple[int, int]] = []
+        moves: list[list[Move]] = []
         for i, path in zip(drafts, accepted_paths(list(drafts.values()), targets), strict=True):
             sampled[i] = [_joined([after[i][node] for node in (0, *path)])]
-            moves += _moves(scheduled[i].sequence, path)
-        self._kv.compact(moves)
+            moves.append(_moves(scheduled[i].sequence, path))
+        if any(moves):
+            self._compact(self._kv, [of_sequence for of_sequence in moves if of_sequence])
 
     def _collect_prompt_logprobs(self, logits: torch.Tensor, item: ScheduledSequence) -> None:
         """Row j of a chunk predicts prompt token start + j + 1; the last prompt token predicts the output."""
@@ -95,7 +100,7 @@ def _joined(kept: list[Sampled]) -> Sampled:
     return Sampled([one.tokens[0] for one in kept], concatenate(logprobs) if logprobs else None)
 
 
-def _moves(sequence: Sequence, path: list[int]) -> list[tuple[int, int]]:
+def _moves(sequence: Sequence, path: list[int]) -> list[Move]:
     """From the slots of accepted nodes to those of their positions."""
     last = sequence.num_tokens - 1
     slots = ((sequence.slot(last + node), sequence.slot(last + depth)) for depth, node in enumerate(path, 1))

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from engine.batch import Batch, ScheduledSequence, build_batch
 from engine.kv_pool import BLOCK_SIZE
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from engine.sequence import Request, SamplingParams, Sequence
+from engine.speculation.drafter import DraftSource, DraftTree
 from engine.speculation.step_cost import StepCost, StepCosts
 
 # Rows of the steps that are timed; beyond, drafts are seldom worth their rows.
@@ -25,6 +27,7 @@ def warm_up(
     # Both ways of drawing a token.
     for temperature in (0.0, 1.0):
         runner.run(_verification(1, vocab_size, temperature))
+    _accept_a_branch(runner, vocab_size)
     most = min(limits.max_num_batched_tokens, limits.num_blocks * BLOCK_SIZE, limits.max_model_len)
     drafted = _cost(runner, lambda rows: _verification(rows, vocab_size), most)
     if not plain_differs:
@@ -33,6 +36,15 @@ def warm_up(
     runner.run(_verification(most, vocab_size))
     plain = _cost(runner, lambda rows: _decode(rows, vocab_size), min(limits.max_num_seqs, limits.num_blocks))
     return StepCosts(drafted, plain)
+
+
+def _accept_a_branch(runner: ModelRunner, vocab_size: int) -> None:
+    """The second of two is right, so that its K/V is moved."""
+    plain = _decode(1, vocab_size)
+    (sampled,) = runner.run(plain).sampled
+    token = sampled[0].tokens[0] if sampled else 0
+    draft = DraftTree([(token + 1) % vocab_size, token], [0, 0], DraftSource.PROMPT_LOOKUP)
+    runner.run(build_batch((replace(plain.scheduled[0], draft=draft),)))
 
 
 def _cost(runner: ModelRunner, batch_of: Callable[[int], Batch], most_rows: int) -> StepCost:

@@ -7,6 +7,7 @@ import torch
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.launcher import Launcher
 from engine.kv_pool import KVPool
+from engine.model.cuda_compaction import compact
 from engine.model.cuda_decoder import CudaDecoder
 from engine.model.cuda_sampling import sample_rows
 from engine.runner import Model, ModelRunner
@@ -45,4 +46,4 @@ class CudaBackend:
         assert isinstance(model, CudaDecoder)
         with torch.inference_mode():
             model.record_decodes(kv, limits.max_num_seqs, limits.max_model_len)
-        return ModelRunner(model, kv, partial(sample_rows, model.kernels))
+        return ModelRunner(model, kv, partial(sample_rows, model.kernels), partial(compact, model.kernels))

@@ -38,14 +38,17 @@ class Sizes(NamedTuple):
 
 
 class _Known:
-    """A drafter that has seen the output before."""
+    """A drafter that has seen the output before; in trees it comes behind two branches that are wrong."""
 
-    def __init__(self, outputs: dict[str, list[int]]) -> None:
+    def __init__(self, outputs: dict[str, list[int]], in_trees: bool) -> None:
         self._outputs = outputs
+        self._in_trees = in_trees
 
     def propose(self, sequence: Sequence, max_depth: int) -> DraftTree | None:
         known = self._outputs[sequence.request.request_id][sequence.num_output :][:max_depth]
-        return DraftTree.chain(known, DraftSource.PROMPT_LOOKUP) if known else None
+        wrong = [0 if token else 1 for token in known]
+        before = [wrong[:1], known[:1] + wrong[1:2]] if self._in_trees else []
+        return DraftTree.merged([*before, known], DraftSource.PROMPT_LOOKUP) if known else None
 
 
 def measure(kernels: Kernels, device: torch.device) -> list[Measurement]:
@@ -62,9 +65,13 @@ def agreement(launcher: Launcher, config: ModelConfig, sizes: Sizes) -> list[Mea
         alone: dict[str, list[int]] = {}
         for request in requests:
             alone |= _serve(loaded, [request])
-        together = _serve(loaded, requests)
-        drafted = _serve(_drafting(loaded, alone), requests)
-        for way, outputs in (("together", together), ("drafted", drafted)):
+        ways = {
+            "together": loaded,
+            "drafted": _drafting(loaded, alone),
+            "trees": _drafting(loaded, alone, in_trees=True),
+        }
+        for way, served in ways.items():
+            outputs = _serve(served, requests)
             same = [
                 ours == theirs
                 for key, tokens in alone.items()
@@ -112,9 +119,9 @@ def _load(launcher: Launcher, config: ModelConfig, dtype: str, sizes: Sizes) -> 
     return load_model(RandomCheckpoint(config, launcher.device), options, CudaBackend(launcher, 0.0))
 
 
-def _drafting(loaded: LoadedModel, outputs: dict[str, list[int]]) -> LoadedModel:
+def _drafting(loaded: LoadedModel, outputs: dict[str, list[int]], in_trees: bool = False) -> LoadedModel:
     """Drafts whatever the cost."""
-    planner = SpeculationPlanner([_Known(outputs)], StepCost([(1, 1.0), (1000, 1.001)]))
+    planner = SpeculationPlanner([_Known(outputs, in_trees)], StepCost([(1, 1.0), (1000, 1.001)]))
     return replace(loaded, planner=planner)
 
 

@@ -44,7 +44,8 @@ class DraftWeights:
         kv = kv_pool.allocate(
             c.num_layers, limits.num_blocks, c.num_kv_heads, c.head_dim, self.dtype, backend.device
         )
-        limits = replace(limits, max_model_len=min(limits.max_model_len, self.max_position))
+        # It drafts for one sequence at a time.
+        limits = replace(limits, max_num_seqs=1, max_model_len=min(limits.max_model_len, self.max_position))
         runner = backend.runner(self.model, kv, limits)
         costs = warm_up(runner, limits, c.vocab_size, backend.records_decodes)
         vocab_size = min(vocab_size, c.vocab_size)

@@ -1,23 +1,27 @@
 """Trees of drafts: what is proposed, what of it is verified, and what is left behind in the pool."""
 
 from collections import Counter
+from collections.abc import Sequence as Rows
 
 import numpy as np
 import pytest
 import torch
 
 from engine.batch import Batch, ScheduledSequence, build_batch
+from engine.compaction import Move
 from engine.kernels.sampling import sample_rows
 from engine.kv_pool import KVPool
 from engine.runner import ModelRunner
+from engine.scheduler import SchedulerLimits
 from engine.sequence import PRIOR_ACCEPTANCE, Sequence
 from engine.speculation.drafter import DraftSource, DraftTree
 from engine.speculation.planner import LEARNING_RATE, MAX_DRAFT_TOKENS, SpeculationPlanner, learn
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.step_cost import StepCost
 from engine.speculation.verification import accepted_paths
+from engine.warm_up import warm_up
 from tests.engine.harness import Harness, request
-from tests.engine.hash_model import small_pool
+from tests.engine.hash_model import HashModel, small_pool
 
 LOOKUP = DraftSource.PROMPT_LOOKUP
 CHEAP_ROWS = StepCost([(1, 1.0), (1000, 1.001)])
@@ -128,22 +132,37 @@ def test_whichever_branch_is_right_it_is_accepted_and_its_slots_moved(branch: in
     harness.assert_idle_and_clean()
 
 
+class Noted:
+    """A `Compact` that moves nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[list[Move]]] = []
+
+    def __call__(self, kv: KVPool, moves: Rows[Rows[Move]]) -> None:
+        self.calls.append([list(of_sequence) for of_sequence in moves])
+
+
 def test_at_most_one_slot_is_moved_for_each_accepted_token() -> None:
-    moves: list[tuple[int, int]] = []
-
-    class Recording(KVPool):
-        def compact(self, these: list[tuple[int, int]]) -> None:  # type: ignore[override]
-            moves.extend(these)
-
-    pool = Recording(small_pool(4).pages)
+    compact = Noted()
     sequence = decoding([1] * 15, temperature=0.0)
     sequence.block_table = [3, 1]
     model = FixedModel({1: 13, 13: 14, 14: 2})
-    batch = build_batch((ScheduledSequence(sequence, 14, 1, FORK),))
-    sampled = ModelRunner(model, pool).run(batch).sampled
+    # Of the other one the first branch is right, whose nodes are where they belong.
+    other, draft = decoding([1] * 15, temperature=0.0), DraftTree.merged([[13, 14], [10]], LOOKUP)
+    other.block_table = [0, 2]
+    batch = build_batch((ScheduledSequence(other, 14, 1, draft), ScheduledSequence(sequence, 14, 1, FORK)))
+    sampled = ModelRunner(model, small_pool(4), compact=compact).run(batch).sampled
     assert [one.tokens for one in sampled[0] or []] == [[13, 14, 2]]
+    assert [one.tokens for one in sampled[1] or []] == [[13, 14, 2]]
     # Nodes 4 and 5 of positions 14 + 4 and 14 + 5 go to positions 15 and 16, in another block.
-    assert moves == [(16 + 2, 48 + 15), (16 + 3, 16 + 0)]
+    assert compact.calls == [[[(16 + 2, 48 + 15), (16 + 3, 16 + 0)]]]
+
+
+def test_a_branch_is_accepted_and_moved_before_any_request() -> None:
+    compact = Noted()
+    runner = ModelRunner(HashModel(), small_pool(4), compact=compact)
+    warm_up(runner, SchedulerLimits(4, max_num_batched_tokens=4), vocab_size=32)
+    assert compact.calls == [[[(2, 1)]]]
 
 
 class FixedModel:

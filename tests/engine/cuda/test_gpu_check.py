@@ -45,7 +45,8 @@ def test_requests_served_together_or_drafted_get_the_tokens_they_get_alone(
     )  # fmt: skip
     measurements = serving.agreement(SimulatorLauncher(), tiny, serving.Sizes(2, 5, 5))
     assert [m.name.split(".", 2)[2] for m in measurements] == [
-        "greedy.together", "greedy.drafted", "sampled.together", "sampled.drafted",
+        "greedy.together", "greedy.drafted", "greedy.trees",
+        "sampled.together", "sampled.drafted", "sampled.trees",
     ]  # fmt: skip
     assert [m for m in measurements if not m.met] == []
 
