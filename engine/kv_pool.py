@@ -26,11 +26,6 @@ class KVPool:
     def values(self, layer: int) -> torch.Tensor:
         return self.pages[layer, 1]
 
-    def copy_blocks(self, src: list[int], dst: list[int]) -> None:
-        """Copies whole pages in every layer (copy-on-write of a fork)."""
-        if src:
-            self.pages[:, :, dst] = self.pages[:, :, src]
-
     def as_numpy(self) -> cpu.Cache:
         """The pages of a pool on a CPU, not copied; numpy has no bfloat16: its bits travel as uint16."""
         pages = self.pages.view(torch.uint16) if self.pages.dtype == torch.bfloat16 else self.pages

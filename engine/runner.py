@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.batch import Batch, ScheduledSequence
-from engine.compaction import Compact, Move, compact_on_cpu
 from engine.kv_pool import KVPool
 from engine.logprobs import concatenate, logprobs_of
+from engine.page_mover import CpuPageMover, Move, PageMover
 from engine.sampler import Draw, Sampled, SampleRow, draw_on_cpu, sample
 from engine.sequence import Sequence
 from engine.speculation.verification import accepted_paths
@@ -34,14 +34,14 @@ class StepResult(NamedTuple):
 
 class ModelRunner:
     def __init__(
-        self, model: Model, kv: KVPool, draw: Draw = draw_on_cpu, compact: Compact = compact_on_cpu
+        self, model: Model, kv: KVPool, draw: Draw = draw_on_cpu, mover: PageMover | None = None
     ) -> None:
-        """`draw` samples where the model's logits are, `compact` moves drafts where its pages are."""
+        """`draw` samples where the model's logits are, `mover` works where its pages are; a CPU's by default."""
         self._model = model
         self._kv = kv
         self._draw = draw
-        self._compact = compact
-        self.copy_blocks = kv.copy_blocks
+        self._mover = mover or CpuPageMover(kv)
+        self.copy_blocks = self._mover.copy_blocks
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
@@ -76,7 +76,7 @@ class ModelRunner:
             sampled[i] = [_joined([after[i][node] for node in (0, *path)])]
             moves.append(_moves(scheduled[i].sequence, path))
         if any(moves):
-            self._compact(self._kv, [of_sequence for of_sequence in moves if of_sequence])
+            self._mover.compact([of_sequence for of_sequence in moves if of_sequence])
 
     def _collect_prompt_logprobs(self, logits: torch.Tensor, item: ScheduledSequence) -> None:
         """Row j of a chunk predicts prompt token start + j + 1; the last prompt token predicts the output."""

@@ -28,6 +28,7 @@ def warm_up(
     for temperature in (0.0, 1.0):
         runner.run(_verification(1, vocab_size, temperature))
     _accept_a_branch(runner, vocab_size)
+    runner.copy_blocks([], [])
     most = min(limits.max_num_batched_tokens, limits.num_blocks * BLOCK_SIZE, limits.max_model_len)
     drafted = _cost(runner, lambda rows: _verification(rows, vocab_size), most)
     if not plain_differs:

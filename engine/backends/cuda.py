@@ -7,8 +7,8 @@ import torch
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.launcher import Launcher
 from engine.kv_pool import KVPool
-from engine.model.cuda_compaction import compact
 from engine.model.cuda_decoder import CudaDecoder
+from engine.model.cuda_page_mover import CudaPageMover
 from engine.model.cuda_sampling import sample_rows
 from engine.runner import Model, ModelRunner
 from engine.scheduler import SchedulerLimits
@@ -46,4 +46,5 @@ class CudaBackend:
         assert isinstance(model, CudaDecoder)
         with torch.inference_mode():
             model.record_decodes(kv, limits.max_num_seqs, limits.max_model_len)
-        return ModelRunner(model, kv, partial(sample_rows, model.kernels), partial(compact, model.kernels))
+        draw, mover = partial(sample_rows, model.kernels), CudaPageMover(model.kernels, kv)
+        return ModelRunner(model, kv, draw, mover)

@@ -7,19 +7,20 @@ from engine.kernels.vector_function import load_float
 
 
 @device
-def _copy_block(cache, source, target):
-    _, num_heads, page, dim = cache.shape
+def _copy_block(cache, layer, source, target):
+    _, _, num_heads, page, dim = cache.shape
     for head in range(num_heads):
         for slot in range(page):
             for index in range(dim):
-                cache[target, head, slot, index] = cache[source, head, slot, index]
+                cache[layer, target, head, slot, index] = cache[layer, source, head, slot, index]
 
 
 @kernel
 def _copy_blocks(k_cache, v_cache, src, dst):
-    for index in range(src.shape[0]):
-        _copy_block(k_cache, src[index], dst[index])
-        _copy_block(v_cache, src[index], dst[index])
+    for layer in range(k_cache.shape[0]):
+        for index in range(src.shape[0]):
+            _copy_block(k_cache, layer, src[index], dst[index])
+            _copy_block(v_cache, layer, src[index], dst[index])
 
 
 @kernel
@@ -47,7 +48,7 @@ def _compact_kv(k_cache, v_cache, src, dst):
 
 
 def copy_blocks(k_cache: Cache, v_cache: Cache, src: Int32, dst: Int32) -> None:
-    """Copies blocks src [n] to dst [n] in both caches [B, Hkv, 16, D], in order."""
+    """Copies blocks src [n] to dst [n] in all layers of both caches [L, B, Hkv, 16, D], in order."""
     _copy_blocks(float_bits(k_cache), float_bits(v_cache), src, dst)
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine.batch import Batch, ScheduledSequence, build_batch
-from engine.compaction import Move
 from engine.kernels.sampling import sample_rows
 from engine.kv_pool import KVPool
+from engine.page_mover import Move
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from engine.sequence import PRIOR_ACCEPTANCE, Sequence
@@ -133,17 +133,20 @@ def test_whichever_branch_is_right_it_is_accepted_and_its_slots_moved(branch: in
 
 
 class Noted:
-    """A `Compact` that moves nothing."""
+    """A `PageMover` that moves nothing."""
 
     def __init__(self) -> None:
-        self.calls: list[list[list[Move]]] = []
+        self.compacted: list[list[list[Move]]] = []
 
-    def __call__(self, kv: KVPool, moves: Rows[Rows[Move]]) -> None:
-        self.calls.append([list(of_sequence) for of_sequence in moves])
+    def copy_blocks(self, src: Rows[int], dst: Rows[int]) -> None:
+        assert not src, "there is no fork"
+
+    def compact(self, moves: Rows[Rows[Move]]) -> None:
+        self.compacted.append([list(of_sequence) for of_sequence in moves])
 
 
 def test_at_most_one_slot_is_moved_for_each_accepted_token() -> None:
-    compact = Noted()
+    mover = Noted()
     sequence = decoding([1] * 15, temperature=0.0)
     sequence.block_table = [3, 1]
     model = FixedModel({1: 13, 13: 14, 14: 2})
@@ -151,18 +154,18 @@ def test_at_most_one_slot_is_moved_for_each_accepted_token() -> None:
     other, draft = decoding([1] * 15, temperature=0.0), DraftTree.merged([[13, 14], [10]], LOOKUP)
     other.block_table = [0, 2]
     batch = build_batch((ScheduledSequence(other, 14, 1, draft), ScheduledSequence(sequence, 14, 1, FORK)))
-    sampled = ModelRunner(model, small_pool(4), compact=compact).run(batch).sampled
+    sampled = ModelRunner(model, small_pool(4), mover=mover).run(batch).sampled
     assert [one.tokens for one in sampled[0] or []] == [[13, 14, 2]]
     assert [one.tokens for one in sampled[1] or []] == [[13, 14, 2]]
     # Nodes 4 and 5 of positions 14 + 4 and 14 + 5 go to positions 15 and 16, in another block.
-    assert compact.calls == [[[(16 + 2, 48 + 15), (16 + 3, 16 + 0)]]]
+    assert mover.compacted == [[[(16 + 2, 48 + 15), (16 + 3, 16 + 0)]]]
 
 
 def test_a_branch_is_accepted_and_moved_before_any_request() -> None:
-    compact = Noted()
-    runner = ModelRunner(HashModel(), small_pool(4), compact=compact)
+    mover = Noted()
+    runner = ModelRunner(HashModel(), small_pool(4), mover=mover)
     warm_up(runner, SchedulerLimits(4, max_num_batched_tokens=4), vocab_size=32)
-    assert compact.calls == [[[(2, 1)]]]
+    assert mover.compacted == [[[(2, 1)]]]
 
 
 class FixedModel:

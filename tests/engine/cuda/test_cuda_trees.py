@@ -14,13 +14,13 @@ from engine.backends import Backend
 from engine.backends.cuda import CudaBackend
 from engine.batch import Batch, ScheduledSequence, build_batch
 from engine.build import LoadedModel, load_model
-from engine.compaction import Move, compact_on_cpu
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.launcher import Launcher
 from engine.kv_pool import KVPool
 from engine.model.cpu_decoder import CpuDecoder
-from engine.model.cuda_compaction import compact
 from engine.model.cuda_decoder import CudaDecoder
+from engine.model.cuda_page_mover import CudaPageMover
+from engine.page_mover import CpuPageMover, Move
 from engine.runner import Model, StepResult
 from engine.sequence import Request, SamplingParams, Sequence
 from engine.speculation import draft_loading
@@ -163,11 +163,22 @@ def test_the_same_slots_are_moved_on_both_devices(dtype: torch.dtype) -> None:
     ours = KVPool(torch.randn(2, 2, 5, 1, 16, 64).to(dtype))
     theirs = KVPool(ours.pages.clone())
     before = ours.pages.clone()
-    compact(kernels(), ours, moves)
-    compact_on_cpu(theirs, moves)
+    CudaPageMover(kernels(), ours).compact(moves)
+    CpuPageMover(theirs).compact(moves)
     assert torch.equal(ours.pages, theirs.pages)
     changed = (ours.pages != before).any(-1).any(3).nonzero()[:, 2:]
     assert {(int(block), int(slot)) for block, slot in changed} == {(1, 1), (1, 2), (1, 3), (1, 15)}
+
+
+def test_the_same_blocks_are_copied_on_both_devices() -> None:
+    torch.manual_seed(0)
+    ours = KVPool(torch.randn(2, 2, 6, 1, 16, 64))
+    theirs, expected = KVPool(ours.pages.clone()), ours.pages[:, :, [0, 4, 2, 4, 4, 2]]
+    for mover in (CudaPageMover(kernels(), ours), CpuPageMover(theirs)):
+        mover.copy_blocks([4, 4, 2], [1, 3, 5])
+        mover.copy_blocks([], [])
+    assert torch.equal(ours.pages, expected)
+    assert torch.equal(theirs.pages, expected)
 
 
 @pytest.mark.usefixtures("_costs")

@@ -136,10 +136,10 @@ def test_gathered_blocks() -> None:
 
 
 def test_copied_blocks() -> None:
-    values = torch.randn(6, 2, PAGE, 64, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(3, 6, 2, PAGE, 64, generator=torch.Generator().manual_seed(0))
     for dtype in ("float32", "bfloat16", "float16"):
         keys, others = to_cache(values, dtype).copy(), to_cache(values * 2, dtype).copy()
-        expected = [cache[[0, 3, 2, 3, 5, 5]] for cache in (keys, others)]
+        expected = [cache[:, [0, 3, 2, 3, 5, 5]] for cache in (keys, others)]
         cpu.copy_blocks(keys, others, np.array([3, 5], np.int32), np.array([1, 4], np.int32))
         np.testing.assert_array_equal(keys, expected[0])
         np.testing.assert_array_equal(others, expected[1])
