@@ -86,11 +86,12 @@ def _is_adjusted(row: SampleRow) -> bool:
         or p.frequency_penalty != 0.0
         or p.presence_penalty != 0.0
         or row.num_output < p.min_tokens
+        or p.bad_words
     )
 
 
 def _adjust(values: torch.Tensor, row: SampleRow) -> None:
-    """Applies penalties, biases and the ban on early stops to one row of logits, in place."""
+    """Applies penalties, biases and the bans on early stops and bad words to one row of logits, in place."""
     p = row.sequence.request.sampling
     if p.repetition_penalty != 1.0:
         seen = torch.tensor(sorted(set(row.tokens)), device=values.device)
@@ -106,7 +107,15 @@ def _adjust(values: torch.Tensor, row: SampleRow) -> None:
         values[biased] += torch.tensor(list(p.logit_bias.values()), device=values.device)
     if row.num_output < p.min_tokens:
         _ban_stops(values, p)
+    if completing := _completing(p.bad_words, output):
+        values[completing] = -torch.inf
 
 
 def _ban_stops(values: torch.Tensor, params: SamplingParams) -> None:
     values[list(params.stop_token_ids)] = -torch.inf
+
+
+def _completing(words: tuple[tuple[int, ...], ...], output: list[int]) -> list[int]:
+    """The last token of every word whose other tokens are those that the output ends with."""
+    last = output[-1] if output else None
+    return [w[-1] for w in words if len(w) == 1 or (w[-2] == last and tuple(output[1 - len(w) :]) == w[:-1])]
