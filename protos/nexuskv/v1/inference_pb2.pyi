@@ -429,10 +429,17 @@ class DraftUsage(_message.Message):
     NUM_DRAFTS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_PER_POSITION_FIELD_NUMBER: _builtins.int
     source: Global___DraftSource.ValueType
     num_drafts: _builtins.int
     draft_tokens: _builtins.int
     accepted_tokens: _builtins.int
+    @_builtins.property
+    def accepted_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Entry i: drafts whose (i + 1)-th token (in a tree: the one at that depth) was accepted, up to the deepest
+        accepted one. The sum is accepted_tokens; divided by num_drafts that is the mean accepted length.
+        """
+
     def __init__(
         self,
         *,
@@ -440,10 +447,11 @@ class DraftUsage(_message.Message):
         num_drafts: _builtins.int = ...,
         draft_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
+        accepted_per_position: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "draft_tokens", b"draft_tokens", "num_drafts", b"num_drafts", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_position", b"accepted_per_position", "accepted_tokens", b"accepted_tokens", "draft_tokens", b"draft_tokens", "num_drafts", b"num_drafts", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
