@@ -9,7 +9,7 @@ import torch
 from engine.grammar import Bool, ahead, allowed_tokens
 from engine.kernels.sampling import DrawParameters, Int32, sample_rows
 from engine.logprobs import Logprobs, logprobs_of
-from engine.sequence import Sequence
+from engine.sequence import SamplingParams, Sequence
 
 
 class Sampled(NamedTuple):
@@ -87,12 +87,13 @@ def _is_adjusted(row: SampleRow) -> bool:
         or p.frequency_penalty != 0.0
         or p.presence_penalty != 0.0
         or row.num_output < p.min_tokens
+        or p.bad_words
         or row.sequence.matcher is not None
     )
 
 
 def _adjust(values: torch.Tensor, row: SampleRow) -> None:
-    """Applies penalties, biases, the ban on early stops and the grammar to one row of logits, in place."""
+    """Applies penalties and biases to one row of logits, and removes what must not follow, in place."""
     p = row.sequence.request.sampling
     if p.repetition_penalty != 1.0:
         seen = torch.tensor(sorted(set(row.tokens)), device=values.device)
@@ -106,19 +107,31 @@ def _adjust(values: torch.Tensor, row: SampleRow) -> None:
     if p.logit_bias:
         biased = torch.tensor(list(p.logit_bias), device=values.device)
         values[biased] += torch.tensor(list(p.logit_bias.values()), device=values.device)
-    if row.num_output < p.min_tokens or row.sequence.matcher is not None:
-        values.masked_fill_(torch.from_numpy(_forbidden(row, len(values))).to(values.device), -torch.inf)
+    banned = _banned(p, output)
+    if banned or row.sequence.matcher is not None:
+        forbidden = torch.from_numpy(_forbidden(row, banned, len(values)))
+        values.masked_fill_(forbidden.to(values.device), -torch.inf)
 
 
-def _forbidden(row: SampleRow, vocab_size: int) -> Bool:
-    """Stop tokens while there are too few others, and what the grammar does not allow: bool [vocab_size].
+def _banned(p: SamplingParams, output: list[int]) -> list[int]:
+    """Stop tokens while there are too few others, and what would complete a bad word."""
+    last = output[-1] if output else None
+    completing = [
+        word[-1]
+        for word in p.bad_words
+        if len(word) == 1 or (word[-2] == last and tuple(output[1 - len(word) :]) == word[:-1])
+    ]
+    return completing + (list(p.stop_token_ids) if len(output) < p.min_tokens else [])
 
-    Where the grammar allows nothing but stop tokens, they may come early.
+
+def _forbidden(row: SampleRow, banned: list[int], vocab_size: int) -> Bool:
+    """The banned tokens and what the grammar does not allow, bool [vocab_size].
+
+    Where the grammar allows nothing but banned ones, they may follow all the same.
     """
     forbidden = np.zeros(vocab_size, np.bool_)
-    params, matcher = row.sequence.request.sampling, row.sequence.matcher
-    if row.num_output < params.min_tokens:
-        forbidden[list(params.stop_token_ids)] = True
+    forbidden[banned] = True
+    matcher = row.sequence.matcher
     if matcher is None:
         return forbidden
     with ahead(matcher, row.drafted):

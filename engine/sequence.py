@@ -29,6 +29,7 @@ class SamplingParams:
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the output never contains
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
 

@@ -25,6 +25,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
         self.aborted: list[str] = []
         self.aborted_choices: list[tuple[str, int]] = []
         self.differ: Callable[[int, int], int] = lambda choice, token: token  # what a choice says instead
+        self.annotate: Callable[[pb.SequenceOutput, int], None] = lambda output, step: None
         self.rejection: pb.Rejected | None = None
         self.pause_after = 1 << 30  # tokens of a choice, then the engine waits
 
@@ -114,6 +115,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
             output.prompt_logprobs = _floats([-1.5] * len(prompt))
             output.prompt_top_logprob_ids = b"".join(ids for ids, _ in tops)
             output.prompt_top_logprobs = b"".join(values for _, values in tops)
+        self.annotate(output, step)
         return output
 
 

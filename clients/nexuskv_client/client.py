@@ -17,6 +17,9 @@ from nexuskv_client.results import Choice, Generation, Model, ServerInfo, Timing
 # A prompt is text, token ids or a conversation.
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
+# Sampling fields that are lists of strings; one string stands for a list of it.
+_LISTS = ("stop", "bad_words")
+
 _MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -191,10 +194,9 @@ def _request(
     sampling: Mapping[str, Any],
 ) -> pb.GenerateRequest:
     """Raises TypeError for a prompt or a sampling field that does not exist or has the wrong type."""
-    stop = sampling.get("stop")
-    fields = {**sampling, "stop": [stop]} if isinstance(stop, str) else sampling
+    lists = {name: [sampling[name]] for name in _LISTS if isinstance(sampling.get(name), str)}
     try:
-        params = pb.SamplingParams(**fields)
+        params = pb.SamplingParams(**{**sampling, **lists})
     except ValueError as error:
         raise TypeError(f"sampling: {error}") from error
     request = pb.GenerateRequest(

@@ -33,6 +33,7 @@ class DraftUsage:
     num_drafts: int
     draft_tokens: int
     accepted_tokens: int
+    accepted_per_position: tuple[int, ...]  # entry i: drafts whose (i + 1)-th token was accepted
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Usage:
     cached_tokens: int
     draft_tokens: int
     accepted_tokens: int
-    drafts: Mapping[str, DraftUsage]  # by source: shared_index, prompt_lookup
+    drafts: Mapping[str, DraftUsage]  # by source: shared_index, prompt_lookup, draft_model
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,9 @@ def usage(message: pb.Usage) -> Usage:
         message.draft_tokens,
         message.accepted_tokens,
         {
-            _source(d.source): DraftUsage(d.num_drafts, d.draft_tokens, d.accepted_tokens)
+            _source(d.source): DraftUsage(
+                d.num_drafts, d.draft_tokens, d.accepted_tokens, tuple(d.accepted_per_position)
+            )
             for d in message.drafts
         },
     )

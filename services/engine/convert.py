@@ -58,6 +58,7 @@ def _sampling_from_pb(s: pb.EngineSampling) -> SamplingParams:
         max_tokens=s.max_tokens,
         min_tokens=s.min_tokens,
         stop_token_ids=frozenset(s.stop_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in s.bad_words),
         num_logprobs=s.num_logprobs if s.HasField("num_logprobs") else None,
         num_prompt_logprobs=s.num_prompt_logprobs if s.HasField("num_prompt_logprobs") else None,
     )

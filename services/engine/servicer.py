@@ -105,9 +105,14 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         return self._sampling_problem(submit.sampling)
 
     def _sampling_problem(self, s: pb.EngineSampling) -> str | None:
-        ids = [*s.logit_bias, *s.stop_token_ids]
-        if any(not 0 <= token < self._info.vocab_size for token in ids):
-            return f"logit_bias and stop_token_ids must lie in 0..{self._info.vocab_size - 1}"
+        tokens = {
+            "logit_bias": s.logit_bias,
+            "stop_token_ids": s.stop_token_ids,
+            "bad_words": [token for word in s.bad_words for token in word.ids],
+        }
+        for name, ids in tokens.items():
+            if any(not 0 <= token < self._info.vocab_size for token in ids):
+                return f"{name} must lie in 0..{self._info.vocab_size - 1}"
         checks = (
             (s.temperature >= 0, "temperature must be at least 0"),
             (0 < s.top_p <= 1, "top_p must lie in (0, 1]"),
@@ -116,6 +121,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             (s.repetition_penalty > 0, "repetition_penalty must be greater than 0"),
             (s.max_tokens >= 1, "max_tokens must be at least 1"),
             (s.min_tokens >= 0, "min_tokens must be at least 0"),
+            (all(word.ids for word in s.bad_words), "bad_words must not have an empty sequence"),
             (0 <= s.num_logprobs <= self._info.vocab_size, "num_logprobs is out of range"),
             (0 <= s.num_prompt_logprobs <= self._info.vocab_size, "num_prompt_logprobs is out of range"),
         )

@@ -11,6 +11,7 @@ from typing import Any
 from nexuskv.v1 import engine_pb2
 from services.errors import invalid, not_found, unavailable
 from services.frontend.active_request import ActiveRequest, Prompt
+from services.frontend.bad_words import token_sequences
 from services.frontend.choice import Choice, SilentChoice
 from services.frontend.engine_link import EngineLink
 from services.frontend.engine_outputs import engine_sampling, pack_ids
@@ -135,9 +136,10 @@ class FrontendCore:
         self.require_serving()
         model = self.model()
         check_against_model(sampling, model.info.vocab_size)
+        bad_words = token_sequences(sampling.bad_words, model.tokenizer)
         wake = asyncio.Event()
         generations = [
-            self._generation(model, number, prompt, sampling, options, wake)
+            self._generation(model, number, prompt, sampling, bad_words, options, wake)
             for number, prompt in enumerate(prompts)
         ]
         request = ActiveRequest(request_id, generations, wake, self._release)
@@ -183,6 +185,7 @@ class FrontendCore:
         number: int,
         prompt: Prompt,
         sampling: Sampling,
+        bad_words: Sequence[Sequence[int]],
         options: RequestOptions,
         wake: asyncio.Event,
     ) -> Generation:
@@ -197,7 +200,7 @@ class FrontendCore:
         submit = engine_pb2.Submit(
             request_id=str(next(self._engine_ids)),
             prompt_token_ids=pack_ids(ids),
-            sampling=engine_sampling(sampling, max_tokens, tokenizer.vocabulary.end_ids),
+            sampling=engine_sampling(sampling, max_tokens, tokenizer.vocabulary.end_ids, bad_words),
             num_choices=sampling.n,
             tenant=TENANT,
             salt=options.cache_salt,

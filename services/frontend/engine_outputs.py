@@ -4,7 +4,7 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from nexuskv.v1 import engine_pb2
+from nexuskv.v1 import engine_pb2, inference_pb2
 from services.frontend.outputs import TokenLogprob
 from services.frontend.sampling import Sampling
 
@@ -35,9 +35,10 @@ def unpack_logprobs(
 
 
 def engine_sampling(
-    sampling: Sampling, max_tokens: int, end_ids: tuple[int, ...]
+    sampling: Sampling, max_tokens: int, end_ids: tuple[int, ...], bad_words: Sequence[Sequence[int]]
 ) -> engine_pb2.EngineSampling:
-    """`max_tokens` as the context allows; `end_ids` end the answer unless the client ignores them."""
+    """`max_tokens` as the context allows; `end_ids` end the answer unless the client ignores them;
+    `bad_words` as tokens."""
     seed = random.getrandbits(64) if sampling.seed is None else sampling.seed % 2**64
     stops = dict.fromkeys([*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)])
     return engine_pb2.EngineSampling(
@@ -55,4 +56,5 @@ def engine_sampling(
         stop_token_ids=list(stops),
         num_logprobs=sampling.logprobs,
         num_prompt_logprobs=sampling.prompt_logprobs,
+        bad_words=[inference_pb2.TokenIds(ids=word) for word in bad_words],
     )

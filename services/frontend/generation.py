@@ -154,7 +154,7 @@ class Generation:
         usage.completion_tokens += num_tokens
         if output.num_draft_tokens:
             source = _DRAFT_SOURCES[output.draft_source]
-            usage.drafted(source, DraftUsage(1, output.num_draft_tokens, output.num_accepted_tokens))
+            usage.drafted(source, DraftUsage.of_step(output.num_draft_tokens, output.num_accepted_tokens))
             self._metrics.drafted(source, output.num_draft_tokens, output.num_accepted_tokens)
         if num_tokens == 0:
             return

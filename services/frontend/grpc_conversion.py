@@ -12,7 +12,7 @@ from services.frontend.sampling import RULES, Sampling
 from services.frontend.served_model import ServedModel
 from services.frontend.text.tokenizer import Tokenizer
 
-_REPEATED = ("logit_bias", "stop", "stop_token_ids")
+_REPEATED = ("logit_bias", "stop", "stop_token_ids", "bad_words")
 _FINISH_REASONS = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
@@ -39,6 +39,7 @@ def to_sampling(params: inference_pb2.SamplingParams) -> Sampling:
     values["logit_bias"] = RULES["logit_bias"].check("sampling.logit_bias", params.logit_bias)
     values["stop"] = RULES["stop"].check("sampling.stop", list(params.stop))
     values["stop_token_ids"] = tuple(params.stop_token_ids)
+    values["bad_words"] = RULES["bad_words"].check("sampling.bad_words", list(params.bad_words))
     return Sampling(**values)
 
 

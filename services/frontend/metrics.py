@@ -54,6 +54,12 @@ class FrontendMetrics:
         self.accepted_tokens_by_source = self._counter(
             "nexuskv_accepted_draft_tokens", "Draft tokens accepted.", "source"
         )
+        self.accepted_per_position_by_source = self._counter(
+            "nexuskv_accepted_draft_tokens_per_pos",
+            "Draft tokens accepted, by place.",
+            "source",
+            "position",
+        )
         self.accepted_length = self._histogram(
             "nexuskv_accepted_length", "Draft tokens accepted in one step of a sequence.", _LENGTH_BUCKETS
         )
@@ -122,6 +128,7 @@ class RequestMetrics:
         metrics.accepted_length.labels(*labels).observe(num_accepted)
         for position in range(num_accepted):
             metrics.accepted_per_position.labels(*labels, str(position)).inc()
+            metrics.accepted_per_position_by_source.labels(*labels, source, str(position)).inc()
 
     def finished(self, reason: FinishReason) -> None:
         self._metrics.success.labels(*self._labels, reason.value).inc()

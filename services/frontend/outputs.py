@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from typing import NamedTuple
 
 from nexuskv.v1 import engine_pb2
@@ -57,9 +58,26 @@ class DraftSource(StrEnum):
 
 
 class DraftUsage(NamedTuple):
+    """Entry i of `accepted_per_position`: drafts whose (i + 1)-th token was accepted."""
+
     num_drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+    @classmethod
+    def of_step(cls, num_drafted: int, num_accepted: int) -> "DraftUsage":
+        """One verified draft: what was accepted of it is its beginning."""
+        return cls(1, num_drafted, num_accepted, (1,) * num_accepted)
+
+    def plus(self, other: "DraftUsage") -> "DraftUsage":
+        positions = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
+        return DraftUsage(
+            self.num_drafts + other.num_drafts,
+            self.draft_tokens + other.draft_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+            tuple(map(sum, positions)),
+        )
 
 
 @dataclass(slots=True)
@@ -78,8 +96,7 @@ class Usage:
         return sum(drafts.accepted_tokens for drafts in self.drafts.values())
 
     def drafted(self, source: DraftSource, drafts: DraftUsage) -> None:
-        known = self.drafts.get(source, DraftUsage())
-        self.drafts[source] = DraftUsage(*map(sum, zip(known, drafts, strict=True)))
+        self.drafts[source] = self.drafts.get(source, DraftUsage()).plus(drafts)
 
     def add(self, other: "Usage") -> None:
         self.prompt_tokens += other.prompt_tokens

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from services.errors import invalid
 from services.frontend.rules import (
     INT32_MAX,
+    BadWords,
     Flag,
     Integer,
     LogitBias,
@@ -38,6 +39,7 @@ class Sampling:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -59,6 +61,7 @@ RULES: dict[str, Rule] = {
     "min_tokens": Integer(0, INT32_MAX),
     "stop": StopStrings(),
     "stop_token_ids": TokenIdList(),
+    "bad_words": BadWords(),
     "ignore_eos": Flag(),
     "logprobs": Integer(0, MAX_LOGPROBS),
     "prompt_logprobs": Integer(0, MAX_LOGPROBS),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from nexuskv.v1 import engine_pb2
+from nexuskv.v1 import engine_pb2, inference_pb2
 from nexuskv_client import (
     Client,
     DeadlineExceededError,
@@ -92,6 +92,7 @@ async def test_token_ids_and_sampling_reach_the_engine(client: Client, engine: S
         max_tokens=9,
         min_tokens=3,
         stop_token_ids=[7],
+        bad_words=["Paris"],
         priority=4,
         cache_salt="s",
     )
@@ -111,7 +112,15 @@ async def test_token_ids_and_sampling_reach_the_engine(client: Client, engine: S
         max_tokens=9,
         min_tokens=3,
         stop_token_ids=[7, 2],
+        bad_words=[inference_pb2.TokenIds(ids=[38634]), inference_pb2.TokenIds(ids=[7042])],
     )
+
+
+async def test_one_string_is_one_bad_word(client: Client, engine: ScriptedEngine) -> None:
+    await client.generate("Hi", bad_words="Paris")
+    await client.generate("Hi", bad_words=["Paris"])
+    first, second = (submit.sampling.bad_words for submit in engine.submits)
+    assert first == second
 
 
 async def test_unset_sampling_is_the_default(client: Client, engine: ScriptedEngine) -> None:
@@ -163,6 +172,9 @@ async def test_stop_string(client: Client, engine: ScriptedEngine, eventually: E
         ("sampling.max_tokens", {"max_tokens": 0}),
         ("sampling.stop", {"stop": [""]}),
         ("sampling.stop", {"stop": list("abcde")}),
+        ("sampling.bad_words", {"bad_words": [""]}),
+        ("sampling.bad_words", {"bad_words": ["a"] * 129}),
+        ("sampling.bad_words", {"bad_words": ["a" * 129]}),
         ("sampling.logprobs", {"logprobs": 21}),
         ("sampling.logit_bias", {"logit_bias": {1: 101.0}}),
         ("logit_bias", {"logit_bias": {49152: 1.0}}),

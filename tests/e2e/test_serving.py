@@ -61,6 +61,16 @@ async def test_chat_over_grpc_and_streamed(calm_system: System) -> None:
         assert stream.usage.completion_tokens == 8
 
 
+async def test_a_bad_word_is_gone_from_the_answer(calm_system: System) -> None:
+    answer = chat(calm_system, bad_words=["Paris"], max_tokens=40)["choices"][0]["message"]["content"]
+    assert answer
+    assert "Paris" not in answer
+    async with Client(calm_system.grpc) as client:
+        again = await client.generate(QUESTION, temperature=0.0, bad_words="Paris", max_tokens=40)
+    assert again.text == answer
+    assert chat(calm_system)["choices"][0]["message"]["content"] == ANSWER
+
+
 async def test_the_official_openai_sdk(calm_system: System) -> None:
     async with openai.AsyncOpenAI(base_url=f"{calm_system.http}/v1", api_key="none") as client:
         assert calm_system.model in [model.id for model in (await client.models.list()).data]

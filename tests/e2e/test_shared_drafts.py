@@ -33,8 +33,8 @@ def complete(system: System, **options: Any) -> tuple[str, dict[str, Any]]:
     return answer["choices"][0]["text"], answer["usage"]["nexuskv"]
 
 
-def from_shared_index(usage: dict[str, Any]) -> dict[str, int]:
-    drafts: dict[str, int] = usage["drafts"].get("shared_index", {"draft_tokens": 0, "accepted_tokens": 0})
+def from_shared_index(usage: dict[str, Any]) -> dict[str, Any]:
+    drafts: dict[str, Any] = usage["drafts"].get("shared_index", {"draft_tokens": 0, "accepted_tokens": 0})
     return drafts
 
 
@@ -50,6 +50,9 @@ def test_what_was_generated_once_is_drafted_the_next_time_and_after_a_restart(fr
     for name in ("draft", "accepted_draft"):
         metric = fresh.metric(f"nexuskv_{name}_tokens_total", 'source="shared_index"')
         assert metric == drafts[f"{name.removesuffix('_draft')}_tokens"]
+    for position, accepted in enumerate(drafts["accepted_per_position"]):
+        labels = f'position="{position}",source="shared_index"'
+        assert fresh.metric("nexuskv_accepted_draft_tokens_per_pos_total", labels) == accepted
 
     fresh.child("memory-manager").kill()
     fresh.wait_ready(120)
@@ -68,6 +71,11 @@ async def test_the_client_hears_where_its_drafts_came_from(fresh: System) -> Non
     assert drafts["shared_index"].accepted_tokens >= NUM_TOKENS // 2
     assert sum(source.draft_tokens for source in drafts.values()) == answer.usage.draft_tokens
     assert sum(source.accepted_tokens for source in drafts.values()) == answer.usage.accepted_tokens
+    for source in drafts.values():
+        places = source.accepted_per_position
+        assert sum(places) == source.accepted_tokens
+        assert list(places) == sorted(places, reverse=True)
+        assert max(places, default=0) <= source.num_drafts
 
 
 def test_another_salt_is_not_drafted_from(fresh: System) -> None:

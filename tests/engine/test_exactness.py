@@ -37,6 +37,7 @@ def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams, int, int, Auto
         max_tokens=draw(st.integers(1, 40)),
         min_tokens=draw(st.integers(0, 4)),
         stop_token_ids=frozenset({3}),
+        bad_words=draw(st.sampled_from([(), ((7,), (5, 11), *((t, t) for t in range(32)))])),
         repetition_penalty=penalty,
         frequency_penalty=penalty - 1,
         num_logprobs=2,

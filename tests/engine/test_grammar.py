@@ -65,10 +65,13 @@ def test_only_what_the_grammar_allows_is_drawn_and_logprobs_are_those_of_the_mod
         assert drawn.logprobs.chosen[0] == pytest.approx(float(expected), abs=1e-5)
 
 
-def test_too_early_a_stop_is_avoided_unless_the_grammar_allows_nothing_else() -> None:
+@pytest.mark.parametrize(
+    "banning", [{"min_tokens": 5, "stop_token_ids": frozenset({0})}, {"bad_words": ((0,),)}], ids=str
+)
+def test_what_is_banned_is_avoided_unless_the_grammar_allows_nothing_else(banning: dict[str, Any]) -> None:
     logits = torch.tensor([[9.0, 1.0, 2.0, 0.0]])
     for legal, expected in (([0, 1], 1), ([0], 0), ([0, 3], 3)):
-        params = SamplingParams(temperature=0, min_tokens=5, stop_token_ids=frozenset({0}))
+        params = SamplingParams(temperature=0, **banning)
         row = SampleRow(0, Sequence(Request("r", [1], params, grammar=Bits(legal)), 0, 0))
         assert sample(logits, [row])[0].tokens == [expected]
 

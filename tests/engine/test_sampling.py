@@ -123,9 +123,36 @@ def test_penalties_and_biases() -> None:
     assert logits.tolist() == [3.0, pytest.approx(2.9), 2.0, 0.0], "the model's logits are left alone"
 
 
+def test_a_bad_word_is_banned_where_its_last_token_would_complete_it() -> None:
+    logits = torch.tensor([3.0, 2.0, 1.0, 0.0])
+    assert one(logits, [1], 1, bad_words=((0,),)) == 1
+    assert one(logits, [1, 3], 1, bad_words=((0,), (3, 1))) == 2
+    assert one(logits, [1, 2], 1, bad_words=((3, 0), (1, 2, 0))) == 0, "the output ends differently"
+    assert one(logits, [1, 2, 3], 1, bad_words=((2, 3, 0),)) == 1
+    assert one(logits, [2, 3], 1, bad_words=((2, 3, 0),)) == 0, "the prompt does not count"
+    assert one(logits, [1], 1, bad_words=((0, 0),)) == 0
+    assert one(logits, [1, 0], 1, bad_words=((0, 0),)) == 1
+    assert one(logits, [1, 0], 1, bad_words=((0, 0, 0),)) == 0
+    assert one(logits, [1], 1, bad_words=((0,),), logit_bias={0: 100.0}) == 1
+    assert logits.tolist() == [3.0, 2.0, 1.0, 0.0], "the model's logits are left alone"
+
+
+def test_drafted_tokens_are_output_to_a_bad_word() -> None:
+    params = SamplingParams(temperature=0, max_tokens=9, bad_words=((2, 0), (2, 1, 1)))
+    sequence = Sequence(Request("r", [1, 2], params), 0, 0)
+    drafts: list[list[int]] = [[], [2], [3, 2], [2, 1], [2, 3]]
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]] * len(drafts))
+    rows = [SampleRow(row, sequence, drafted) for row, drafted in enumerate(drafts)]
+    assert [sampled.tokens for sampled in sample(logits, rows)] == [[0], [1], [1], [0], [0]]
+    logits[:, 1] = 4.0
+    assert [sampled.tokens for sampled in sample(logits, rows)] == [[1], [1], [1], [0], [1]]
+
+
 def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
-    params = SamplingParams(temperature=0, max_tokens=9, logit_bias={3: 50.0}, num_logprobs=2)
+    params = SamplingParams(
+        temperature=0, max_tokens=9, logit_bias={3: 50.0}, bad_words=((1,),), num_logprobs=2
+    )
     sampled = sample(logits, [SampleRow(0, Sequence(Request("r", [1], params), 0, 0))])[0]
     expected = torch.log_softmax(logits[0], -1)
     assert sampled.tokens == [3]

@@ -113,6 +113,8 @@ ADJUSTMENTS: list[dict[str, Any]] = [
     {"presence_penalty": 1.9},
     {"logit_bias": {t: -100.0 for t in range(0, 32, 2)}},
     {"min_tokens": 12, "stop_token_ids": frozenset(range(0, 32, 3))},
+    # Tokens that never come, and behind each token others that do not.
+    {"bad_words": ((4,), (9,), *((t, u) for t in range(32) for u in range(t % 3, 32, 3)))},
     {"min_p": 0.4, "temperature": 1.5, "seed": 5},
     {"top_p": 0.5, "temperature": 1.5, "seed": 5},
     {"top_k": 3, "temperature": 1.5, "seed": 5},

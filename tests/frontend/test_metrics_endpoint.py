@@ -101,6 +101,9 @@ async def test_drafts_are_counted_by_source_and_by_place() -> None:
         value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(4)
     ]
     assert by_place == [2, 1, 1, None]
+    for source, places in (("prompt_lookup", [1, 1, 1, None]), ("draft_model", [1, None, None, None])):
+        name = "nexuskv_accepted_draft_tokens_per_pos_total"
+        assert [value(name, source=source, position=str(i)) for i in range(4)] == places
     # Their quotient is the mean accepted length.
     assert value("nexuskv_accepted_length_sum") == 4
     assert value("nexuskv_accepted_length_count") == 3

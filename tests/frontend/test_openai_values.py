@@ -36,11 +36,12 @@ async def test_logit_bias_outside_the_vocabulary(http: httpx.AsyncClient, path: 
 
 NUMBERS = ["temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"]
 INTEGERS = ["top_k", "n", "max_tokens", "min_tokens", "seed", "priority"]
-OTHERS = ["stream", "stream_options", "ignore_eos", "logit_bias", "stop_token_ids", "cache_salt"]
+OTHERS = ["stream", "stream_options", "ignore_eos", "logit_bias", "stop_token_ids", "bad_words", "cache_salt"]
 WRONG = ['"x"', "[]", "{}", "true", "1e308", "-1e308", "1e400", "NaN", "Infinity", "-Infinity", "[[1]]"]
 ALLOWED = {("stream", "true"), ("ignore_eos", "true"), ("cache_salt", '"x"')} | {
     *((name, "{}") for name in ("logit_bias",)),
     ("stop_token_ids", "[]"),
+    ("bad_words", "[]"),
 }
 
 
@@ -82,6 +83,10 @@ async def test_wrong_values_are_named(http: httpx.AsyncClient, engine: ScriptedE
         ("logit_bias", {"5": True}),
         ("stop_token_ids", [49152]),
         ("stop_token_ids", [True]),
+        ("bad_words", ["a", ""]),
+        ("bad_words", ["a", None]),
+        ("bad_words", ["a"] * 129),
+        ("bad_words", ["a" * 129]),
         ("cache_salt", "x" * 257),
         ("model", 5),
     ],

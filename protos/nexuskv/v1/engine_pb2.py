@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from nexuskv.v1 import inference_pb2 as nexuskv_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17nexuskv/v1/engine.proto\x12\nnexuskv.v1\x1a\x1anexuskv/v1/inference.proto\"n\n\x0eSessionRequest\x12$\n\x06submit\x18\x01 \x01(\x0b\x32\x12.nexuskv.v1.SubmitH\x00\x12+\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x1a.nexuskv.v1.AbortSequencesH\x00\x42\t\n\x07request\"\xc8\x03\n\x0e\x45ngineSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).nexuskv.v1.EngineSampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x12\n\nmax_tokens\x18\n \x01(\x05\x12\x12\n\nmin_tokens\x18\x0b \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\x05\x12\x19\n\x0cnum_logprobs\x18\r \x01(\x05H\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x0e \x01(\x05H\x01\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"\x99\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x03 \x01(\x0c\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.nexuskv.v1.EngineSampling\x12\x13\n\x0bnum_choices\x18\x05 \x01(\x05\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x0c\n\x04salt\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0f\n\x07\x61rrival\x18\n \x01(\x01\x12\x15\n\rreport_blocks\x18\x0b \x01(\x08\x12\x1b\n\x13\x64isable_speculation\x18\x0c \x01(\x08\"\x86\x01\n\x0e\x41\x62ortSequences\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x32\n\x07\x63hoices\x18\x02 \x03(\x0b\x32!.nexuskv.v1.AbortSequences.Choice\x1a+\n\x06\x43hoice\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\"\x99\x01\n\x0fSessionResponse\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.nexuskv.v1.AcceptedH\x00\x12(\n\x08rejected\x18\x02 \x01(\x0b\x32\x14.nexuskv.v1.RejectedH\x00\x12&\n\x04step\x18\x03 \x01(\x0b\x32\x16.nexuskv.v1.StepOutputH\x00\x42\n\n\x08response\"\x1e\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xec\x01\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.nexuskv.v1.Rejected.Reason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\x05\"v\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x12\n\x0eREASON_INVALID\x10\x01\x12\x15\n\x11REASON_QUEUE_FULL\x10\x02\x12\x14\n\x10REASON_TOO_LARGE\x10\x03\x12\x13\n\x0fREASON_DRAINING\x10\x04\"l\n\nStepOutput\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12+\n\x07outputs\x18\x02 \x03(\x0b\x32\x1a.nexuskv.v1.SequenceOutput\x12#\n\x04pool\x18\x03 \x01(\x0b\x32\x15.nexuskv.v1.PoolState\"\x9a\x01\n\tPoolState\x12\x12\n\nnum_blocks\x18\x01 \x01(\x05\x12\x10\n\x08num_free\x18\x02 \x01(\x05\x12\x18\n\x10num_query_tokens\x18\x03 \x01(\x03\x12\x16\n\x0enum_hit_tokens\x18\x04 \x01(\x03\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\x03\x12\x1b\n\x13num_accepted_tokens\x18\x06 \x01(\x03\"\xe2\x04\n\x0eSequenceOutput\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.nexuskv.v1.FinishReason\x12\x1f\n\x12matched_stop_token\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x1e\n\x11num_cached_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0f\x66irst_scheduled\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08logprobs\x18\x08 \x01(\x0c\x12\x17\n\x0ftop_logprob_ids\x18\t \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\n \x01(\x0c\x12\x13\n\x0b\x62lock_table\x18\x0b \x01(\x0c\x12\x18\n\x10num_draft_tokens\x18\x0c \x01(\x05\x12\x1b\n\x13num_accepted_tokens\x18\r \x01(\x05\x12\x17\n\x0fprompt_logprobs\x18\x0e \x01(\x0c\x12\x1e\n\x16prompt_top_logprob_ids\x18\x0f \x01(\x0c\x12\x1b\n\x13prompt_top_logprobs\x18\x10 \x01(\x0c\x12\r\n\x05\x65rror\x18\x11 \x01(\t\x12\x18\n\x0bsequence_id\x18\x12 \x01(\x03H\x03\x88\x01\x01\x12-\n\x0c\x64raft_source\x18\x13 \x01(\x0e\x32\x17.nexuskv.v1.DraftSourceB\x15\n\x13_matched_stop_tokenB\x14\n\x12_num_cached_tokensB\x12\n\x10_first_scheduledB\x0e\n\x0c_sequence_id\"\x16\n\x14GetEngineInfoRequest\"\x90\x02\n\x15GetEngineInfoResponse\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nmodel_path\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\x05\x12\x12\n\nvocab_size\x18\x08 \x01(\x05\x12\x12\n\nnum_blocks\x18\t \x01(\x05\x12\x12\n\nblock_size\x18\n \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x0b \x01(\x05\x12\x1e\n\x16max_num_batched_tokens\x18\x0c \x01(\x05\"\x10\n\x0eGetLoadRequest\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x03\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\xb7\x04\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\x05\x12\x11\n\tnum_steps\x18\x03 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\x03\x12\x1a\n\x12num_prefill_tokens\x18\x05 \x01(\x03\x12\x19\n\x11num_decode_tokens\x18\x06 \x01(\x03\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\x03\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\x03\x12#\n\x04pool\x18\t \x01(\x0b\x32\x15.nexuskv.v1.PoolState\x12\x31\n\x12sequences_per_step\x18\n \x01(\x0b\x32\x15.nexuskv.v1.Histogram\x12.\n\x0ftokens_per_step\x18\x0b \x01(\x0b\x32\x15.nexuskv.v1.Histogram\x12+\n\x0cstep_seconds\x18\x0c \x01(\x0b\x32\x15.nexuskv.v1.Histogram\x12,\n\rabort_seconds\x18\r \x01(\x0b\x32\x15.nexuskv.v1.Histogram\x12G\n\x0fstep_time_share\x18\x0e \x03(\x0b\x32..nexuskv.v1.GetLoadResponse.StepTimeShareEntry\x1a\x34\n\x12StepTimeShareEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\x05\"$\n\rDrainResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\x05\x32\xaf\x02\n\rEngineService\x12\x46\n\x07Session\x12\x1a.nexuskv.v1.SessionRequest\x1a\x1b.nexuskv.v1.SessionResponse(\x01\x30\x01\x12T\n\rGetEngineInfo\x12 .nexuskv.v1.GetEngineInfoRequest\x1a!.nexuskv.v1.GetEngineInfoResponse\x12\x42\n\x07GetLoad\x12\x1a.nexuskv.v1.GetLoadRequest\x1a\x1b.nexuskv.v1.GetLoadResponse\x12<\n\x05\x44rain\x12\x18.nexuskv.v1.DrainRequest\x1a\x19.nexuskv.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17nexuskv/v1/engine.proto\x12\nnexuskv.v1\x1a\x1anexuskv/v1/inference.proto\"n\n\x0eSessionRequest\x12$\n\x06submit\x18\x01 \x01(\x0b\x32\x12.nexuskv.v1.SubmitH\x00\x12+\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x1a.nexuskv.v1.AbortSequencesH\x00\x42\t\n\x07request\"\xf1\x03\n\x0e\x45ngineSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).nexuskv.v1.EngineSampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x12\n\nmax_tokens\x18\n \x01(\x05\x12\x12\n\nmin_tokens\x18\x0b \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\x05\x12\x19\n\x0cnum_logprobs\x18\r \x01(\x05H\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x0e \x01(\x05H\x01\x88\x01\x01\x12\'\n\tbad_words\x18\x0f \x03(\x0b\x32\x14.nexuskv.v1.TokenIds\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"\x99\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x03 \x01(\x0c\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.nexuskv.v1.EngineSampling\x12\x13\n\x0bnum_choices\x18\x05 \x01(\x05\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x0c\n\x04salt\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0f\n\x07\x61rrival\x18\n \x01(\x01\x12\x15\n\rreport_blocks\x18\x0b \x01(\x08\x12\x1b\n\x13\x64isable_speculation\x18\x0c \x01(\x08\"\x86\x01\n\x0e\x41\x62ortSequences\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x32\n\x07\x63hoices\x18\x02 \x03(\x0b\x32!.nexuskv.v1.AbortSequences.Choice\x1a+\n\x06\x43hoice\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\"\x99\x01\n\x0fSessionResponse\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.nexuskv.v1.AcceptedH\x00\x12(\n\x08rejected\x18\x02 \x01(\x0b\x32\x14.nexuskv.v1.RejectedH\x00\x12&\n\x04step\x18\x03 \x01(\x0b\x32\x16.nexuskv.v1.StepOutputH\x00\x42\n\n\x08response\"\x1e\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xec\x01\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.nexuskv.v1.Rejected.Reason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\x05\"v\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x12\n\x0eREASON_INVALID\x10\x01\x12\x15\n\x11REASON_QUEUE_FULL\x10\x02\x12\x14\n\x10REASON_TOO_LARGE\x10\x03\x12\x13\n\x0fREASON_DRAINING\x10\x04\"l\n\nStepOutput\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12+\n\x07outputs\x18\x02 \x03(\x0b\x32\x1a.nexuskv.v1.SequenceOutput\x12#\n\x04pool\x18\x03 \x01(\x0b\x32\x15.nexuskv.v1.PoolState\"\x9a\x01\n\tPoolState\x12\x12\n\nnum_blocks\x18\x01 \x01(\x05\x12\x10\n\x08num_free\x18\x02 \x01(\x05\x12\x18\n\x10num_query_tokens\x18\x03 \x01(\x03\x12\x16\n\x0enum_hit_tokens\x18\x04 \x01(\x03\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\x03\x12\x1b\n\x13num_accepted_tokens\x18\x06 \x01(\x03\"\xe2\x04\n\x0eSequenceOutput\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.nexuskv.v1.FinishReason\x12\x1f\n\x12matched_stop_token\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x1e\n\x11num_cached_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0f\x66irst_scheduled\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08logprobs\x18\x08 \x01(\x0c\x12\x17\n\x0ftop_logprob_ids\x18\t \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\n \x01(\x0c\x12\x13\n\x0b\x62lock_table\x18\x0b \x01(\x0c\x12\x18\n\x10num_draft_tokens\x18\x0c \x01(\x05\x12\x1b\n\x13num_accepted_tokens\x18\r \x01(\x05\x12\x17\n\x0fprompt_logprobs\x18\x0e \x01(\x0c\x12\x1e\n\x16prompt_top_logprob_ids\x18\x0f \x01(\x0c\x12\x1b\n\x13prompt_top_logprobs\x18\x10 \x01(\x0c\x12\r\n\x05\x65rror\x18\x11 \x01(\t\x12\x18\n\x0bsequence_id\x18\x12 \x01(\x03H\x03\x88\x01\x01\x12-\n\x0c\x64raft_source\x18\x13 \x01(\x0e\x32\x17.nexuskv.v1.DraftSourceB\x15\n\x13_matched_stop_tokenB\x14\n\x12_num_cached_tokensB\x12\n\x10_first_scheduledB\x0e\n\x0c_sequence_id\"\x16\n\x14GetEngineInfoRequest\"\x90\x02\n\x15GetEngineInfoResponse\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nmodel_path\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\x05\x12\x12\n\nvocab_size\x18\x08 \x01(\x05\x12\x12\n\nnum_blocks\x18\t \x01(\x05\x12\x12\n\nblock_size\x18\n \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x0b \x01(\x05\x12\x1e\n\x16max_num_batched_tokens\x18\x0c \x01(\x05\"\x10\n\x0eGetLoadRequest\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x03\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\xb7\x04\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\x05\x12\x11\n\tnum_steps\x18\x03 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\x03\x12\x1a\n\x12num_prefill_tokens\x18\x05 \x01(\x03\x12\x19\n\x11num_decode_tokens\x18\x06 \x01(\x03\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\x03\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\x03\x12#\n\x04pool\x18\t \x01(\x0b\x32\x15.nexuskv.v1.PoolState\x12\x31\n\x12sequences_per_step\x18\n \x01(\x0b\x32\x15.nexuskv.v1.Histogram\x12.\n\x0ftokens_per_step\x18\x0b \x01(\x0b\x32\x15.nexuskv.v1.Histogram\x12+\n\x0cstep_seconds\x18\x0c \x01(\x0b\x32\x15.nexuskv.v1.Histogram\x12,\n\rabort_seconds\x18\r \x01(\x0b\x32\x15.nexuskv.v1.Histogram\x12G\n\x0fstep_time_share\x18\x0e \x03(\x0b\x32..nexuskv.v1.GetLoadResponse.StepTimeShareEntry\x1a\x34\n\x12StepTimeShareEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\x05\"$\n\rDrainResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\x05\x32\xaf\x02\n\rEngineService\x12\x46\n\x07Session\x12\x1a.nexuskv.v1.SessionRequest\x1a\x1b.nexuskv.v1.SessionResponse(\x01\x30\x01\x12T\n\rGetEngineInfo\x12 .nexuskv.v1.GetEngineInfoRequest\x1a!.nexuskv.v1.GetEngineInfoResponse\x12\x42\n\x07GetLoad\x12\x1a.nexuskv.v1.GetLoadRequest\x1a\x1b.nexuskv.v1.GetLoadResponse\x12<\n\x05\x44rain\x12\x18.nexuskv.v1.DrainRequest\x1a\x19.nexuskv.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,45 +39,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONREQUEST']._serialized_start=67
   _globals['_SESSIONREQUEST']._serialized_end=177
   _globals['_ENGINESAMPLING']._serialized_start=180
-  _globals['_ENGINESAMPLING']._serialized_end=636
-  _globals['_ENGINESAMPLING_LOGITBIASENTRY']._serialized_start=547
-  _globals['_ENGINESAMPLING_LOGITBIASENTRY']._serialized_end=595
-  _globals['_SUBMIT']._serialized_start=639
-  _globals['_SUBMIT']._serialized_end=920
-  _globals['_ABORTSEQUENCES']._serialized_start=923
-  _globals['_ABORTSEQUENCES']._serialized_end=1057
-  _globals['_ABORTSEQUENCES_CHOICE']._serialized_start=1014
-  _globals['_ABORTSEQUENCES_CHOICE']._serialized_end=1057
-  _globals['_SESSIONRESPONSE']._serialized_start=1060
-  _globals['_SESSIONRESPONSE']._serialized_end=1213
-  _globals['_ACCEPTED']._serialized_start=1215
-  _globals['_ACCEPTED']._serialized_end=1245
-  _globals['_REJECTED']._serialized_start=1248
-  _globals['_REJECTED']._serialized_end=1484
-  _globals['_REJECTED_REASON']._serialized_start=1366
-  _globals['_REJECTED_REASON']._serialized_end=1484
-  _globals['_STEPOUTPUT']._serialized_start=1486
-  _globals['_STEPOUTPUT']._serialized_end=1594
-  _globals['_POOLSTATE']._serialized_start=1597
-  _globals['_POOLSTATE']._serialized_end=1751
-  _globals['_SEQUENCEOUTPUT']._serialized_start=1754
-  _globals['_SEQUENCEOUTPUT']._serialized_end=2364
-  _globals['_GETENGINEINFOREQUEST']._serialized_start=2366
-  _globals['_GETENGINEINFOREQUEST']._serialized_end=2388
-  _globals['_GETENGINEINFORESPONSE']._serialized_start=2391
-  _globals['_GETENGINEINFORESPONSE']._serialized_end=2663
-  _globals['_GETLOADREQUEST']._serialized_start=2665
-  _globals['_GETLOADREQUEST']._serialized_end=2681
-  _globals['_HISTOGRAM']._serialized_start=2683
-  _globals['_HISTOGRAM']._serialized_end=2739
-  _globals['_GETLOADRESPONSE']._serialized_start=2742
-  _globals['_GETLOADRESPONSE']._serialized_end=3309
-  _globals['_GETLOADRESPONSE_STEPTIMESHAREENTRY']._serialized_start=3257
-  _globals['_GETLOADRESPONSE_STEPTIMESHAREENTRY']._serialized_end=3309
-  _globals['_DRAINREQUEST']._serialized_start=3311
-  _globals['_DRAINREQUEST']._serialized_end=3345
-  _globals['_DRAINRESPONSE']._serialized_start=3347
-  _globals['_DRAINRESPONSE']._serialized_end=3383
-  _globals['_ENGINESERVICE']._serialized_start=3386
-  _globals['_ENGINESERVICE']._serialized_end=3689
+  _globals['_ENGINESAMPLING']._serialized_end=677
+  _globals['_ENGINESAMPLING_LOGITBIASENTRY']._serialized_start=588
+  _globals['_ENGINESAMPLING_LOGITBIASENTRY']._serialized_end=636
+  _globals['_SUBMIT']._serialized_start=680
+  _globals['_SUBMIT']._serialized_end=961
+  _globals['_ABORTSEQUENCES']._serialized_start=964
+  _globals['_ABORTSEQUENCES']._serialized_end=1098
+  _globals['_ABORTSEQUENCES_CHOICE']._serialized_start=1055
+  _globals['_ABORTSEQUENCES_CHOICE']._serialized_end=1098
+  _globals['_SESSIONRESPONSE']._serialized_start=1101
+  _globals['_SESSIONRESPONSE']._serialized_end=1254
+  _globals['_ACCEPTED']._serialized_start=1256
+  _globals['_ACCEPTED']._serialized_end=1286
+  _globals['_REJECTED']._serialized_start=1289
+  _globals['_REJECTED']._serialized_end=1525
+  _globals['_REJECTED_REASON']._serialized_start=1407
+  _globals['_REJECTED_REASON']._serialized_end=1525
+  _globals['_STEPOUTPUT']._serialized_start=1527
+  _globals['_STEPOUTPUT']._serialized_end=1635
+  _globals['_POOLSTATE']._serialized_start=1638
+  _globals['_POOLSTATE']._serialized_end=1792
+  _globals['_SEQUENCEOUTPUT']._serialized_start=1795
+  _globals['_SEQUENCEOUTPUT']._serialized_end=2405
+  _globals['_GETENGINEINFOREQUEST']._serialized_start=2407
+  _globals['_GETENGINEINFOREQUEST']._serialized_end=2429
+  _globals['_GETENGINEINFORESPONSE']._serialized_start=2432
+  _globals['_GETENGINEINFORESPONSE']._serialized_end=2704
+  _globals['_GETLOADREQUEST']._serialized_start=2706
+  _globals['_GETLOADREQUEST']._serialized_end=2722
+  _globals['_HISTOGRAM']._serialized_start=2724
+  _globals['_HISTOGRAM']._serialized_end=2780
+  _globals['_GETLOADRESPONSE']._serialized_start=2783
+  _globals['_GETLOADRESPONSE']._serialized_end=3350
+  _globals['_GETLOADRESPONSE_STEPTIMESHAREENTRY']._serialized_start=3298
+  _globals['_GETLOADRESPONSE_STEPTIMESHAREENTRY']._serialized_end=3350
+  _globals['_DRAINREQUEST']._serialized_start=3352
+  _globals['_DRAINREQUEST']._serialized_end=3386
+  _globals['_DRAINRESPONSE']._serialized_start=3388
+  _globals['_DRAINRESPONSE']._serialized_end=3424
+  _globals['_ENGINESERVICE']._serialized_start=3427
+  _globals['_ENGINESERVICE']._serialized_end=3730
 # @@protoc_insertion_point(module_scope)

@@ -88,7 +88,7 @@ def test_tokens_equal_those_of_the_cpu(
         request(
             "adjusted", [2, 7, 1], max_tokens=4, repetition_penalty=1.3, frequency_penalty=0.2,
             logit_bias={9: 4.0, 11: -3.0}, min_tokens=3, stop_token_ids=frozenset({9}),
-            num_prompt_logprobs=1,
+            bad_words=((3,), *((t, t) for t in range(16))), num_prompt_logprobs=1,
         ),
     ]  # fmt: skip
     launcher = launcher_of()
