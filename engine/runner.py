@@ -36,7 +36,7 @@ class ModelRunner:
     def __init__(
         self, model: Model, kv: KVPool, draw: Draw = draw_on_cpu, mover: PageMover | None = None
     ) -> None:
-        """`draw` samples where the model's logits are, `mover` works on its pages; both on a CPU by default."""
+        """`draw` samples where the logits are, `mover` works on the pages; both on a CPU by default."""
         self._model = model
         self._kv = kv
         self._draw = draw
