@@ -15,6 +15,8 @@ class GrammarMatcher(Protocol):
     """Where one output stands in its grammar.
 
     At least one token is always allowed; where the output may end, the model's end tokens are among them.
+    They are accepted like others, and behind one anything may be allowed: nobody will see it. Nothing raises,
+    and the last 32 tokens can be taken back.
     """
 
     def accept(self, token: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.kernels import cpu
+from engine.kernels.simd import Int32
 from engine.kv_pool import KVPool
 
 Move = tuple[int, int]  # from a slot, to a slot
@@ -25,6 +26,11 @@ class PageMover(Protocol):
         ...
 
 
+def source_and_target_slots(moves: Sequence[Sequence[Move]]) -> Int32:
+    """int32 [2, number of moves]"""
+    return np.array(list(chain(*moves)), np.int32).reshape(-1, 2).T.copy()
+
+
 class CpuPageMover:
     """A `PageMover`."""
 
@@ -36,5 +42,4 @@ class CpuPageMover:
         cpu.copy_blocks(self._keys, self._values, np.array(src, np.int32), np.array(dst, np.int32))
 
     def compact(self, moves: Sequence[Sequence[Move]]) -> None:
-        src, dst = np.array(list(chain(*moves)), np.int32).reshape(-1, 2).T.copy()
-        cpu.compact_kv(self._keys, self._values, src, dst)
+        cpu.compact_kv(self._keys, self._values, *source_and_target_slots(moves))

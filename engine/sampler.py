@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from engine.grammar import Bool, ahead, allowed_tokens
+from engine.grammar import Bool, GrammarMatcher, ahead, allowed_tokens
 from engine.kernels.sampling import DrawParameters, Int32, sample_rows
 from engine.logprobs import Logprobs, logprobs_of
 from engine.sequence import SamplingParams, Sequence
@@ -108,9 +108,11 @@ def _adjust(values: torch.Tensor, row: SampleRow) -> None:
         biased = torch.tensor(list(p.logit_bias), device=values.device)
         values[biased] += torch.tensor(list(p.logit_bias.values()), device=values.device)
     banned = _banned(p, output)
-    if banned or row.sequence.matcher is not None:
-        forbidden = torch.from_numpy(_forbidden(row, banned, len(values)))
-        values.masked_fill_(forbidden.to(values.device), -torch.inf)
+    if row.sequence.matcher is not None:
+        illegal = torch.from_numpy(_illegal(row, row.sequence.matcher, banned, len(values)))
+        values.masked_fill_(illegal.to(values.device), -torch.inf)
+    elif banned:
+        values[torch.tensor(banned, device=values.device)] = -torch.inf
 
 
 def _banned(p: SamplingParams, output: list[int]) -> list[int]:
@@ -124,17 +126,10 @@ def _banned(p: SamplingParams, output: list[int]) -> list[int]:
     return completing + (list(p.stop_token_ids) if len(output) < p.min_tokens else [])
 
 
-def _forbidden(row: SampleRow, banned: list[int], vocab_size: int) -> Bool:
-    """The banned tokens and what the grammar does not allow, bool [vocab_size].
-
-    Where the grammar allows nothing but banned ones, they may follow all the same.
-    """
-    forbidden = np.zeros(vocab_size, np.bool_)
-    forbidden[banned] = True
-    matcher = row.sequence.matcher
-    if matcher is None:
-        return forbidden
+def _illegal(row: SampleRow, matcher: GrammarMatcher, banned: list[int], vocab_size: int) -> Bool:
+    """What the grammar does not allow, and banned tokens unless it allows no others: bool [vocab_size]."""
     with ahead(matcher, row.drafted):
         illegal = ~allowed_tokens(matcher, vocab_size)
-    forbidden |= illegal
-    return illegal if forbidden.all() else forbidden
+    with_banned = illegal.copy()
+    with_banned[banned] = True
+    return illegal if with_banned.all() else with_banned

@@ -259,7 +259,6 @@ class Scheduler:
         """Accepted tokens have their K/V; rejected ones are forgotten by not counting them."""
         sequence.num_computed += len(tokens) - 1
         learn(sequence, draft, tokens)
-        self._metrics.observe_draft(len(draft.tokens), len(tokens) - 1)
 
     def _extend(self, item: ScheduledSequence, sampled: list[Sampled]) -> list[SequenceOutput]:
         """Appends what was sampled for a sequence and, at the end of their prompt, its siblings."""
@@ -268,6 +267,7 @@ class Scheduler:
         sequence.siblings = ()
         outputs = [append_tokens(choice, one, item.draft) for choice, one in zip(group, sampled, strict=True)]
         for choice, output in zip(group, outputs, strict=True):
+            self._metrics.observe_draft(output.num_draft_tokens, output.num_accepted_tokens)
             if output.finish_reason is not None:
                 self._finish(choice)
         alive = [choice for choice in group if choice.status is not Status.FINISHED]

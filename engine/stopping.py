@@ -13,7 +13,7 @@ def append_tokens(sequence: Sequence, sampled: Sampled, draft: DraftTree | None)
     for token in sampled.tokens:
         sequence.append(token)
         kept += 1
-        if token in sampling.stop_token_ids and sequence.num_output >= sampling.min_tokens:
+        if token in sampling.stop_token_ids:  # one that comes too early was the only token allowed
             reason = FinishReason.STOP
         elif sequence.num_tokens >= sequence.max_tokens:
             reason = FinishReason.LENGTH

@@ -1,7 +1,6 @@
 """Moving K/V where the pages are: only the numbers of blocks and slots go to the GPU."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
@@ -9,7 +8,7 @@ import torch
 from engine.kernels.cuda.kernels import CudaKernels
 from engine.kernels.cuda.packing import Array, PackedArrays
 from engine.kv_pool import KVPool
-from engine.page_mover import Move
+from engine.page_mover import Move, source_and_target_slots
 
 
 class CudaPageMover:
@@ -25,10 +24,10 @@ class CudaPageMover:
             self._kernels.copy_blocks(self._keys, self._values, *blocks)
 
     def compact(self, moves: Sequence[Sequence[Move]]) -> None:
-        src, dst = np.array(list(chain(*moves)), np.int32).reshape(-1, 2).T
-        cu_moves = np.cumsum([0, *map(len, moves)]).astype(np.int32)
         if moves:
-            self._kernels.compact_kv(self._keys, self._values, *self._send(src, dst, cu_moves))
+            cu_moves = np.cumsum([0, *map(len, moves)]).astype(np.int32)
+            slots = self._send(*source_and_target_slots(moves), cu_moves)
+            self._kernels.compact_kv(self._keys, self._values, *slots)
 
     def _send(self, *arrays: Array) -> list[torch.Tensor]:
         packed = PackedArrays(list(arrays), self._keys.device)

@@ -49,7 +49,7 @@ class SpeculationPlanner:
         drafts: dict[int, DraftTree] = {}
         for i, sequence in enumerate(decodes):
             limit = min(MAX_DRAFT_TOKENS, budget)
-            draft = _legal(self._propose(sequence, limit, rows, expected), sequence)
+            draft = self._propose(sequence, limit, rows, expected)
             likeliest = [] if draft is None else _by_probability(draft, sequence.acceptance)[:limit]
             count = self._worthwhile([probability for _, probability in likeliest], rows, expected)
             # Room for twice as much next time: a draft is cut where its blocks end.
@@ -93,22 +93,26 @@ class SpeculationPlanner:
         if max_depth < 1:
             return None
         for drafter in self._drafters:
-            draft = drafter.propose(sequence, max_depth)
+            draft = _legal(drafter.propose(sequence, max_depth), sequence)
             if draft is not None:
                 return draft
         if self._draft_model is None:
             return None
         chances = [sequence.acceptance**depth for depth in range(1, max_depth + 1)]
         depth = self._worthwhile(chances, rows, expected, self._draft_model.seconds_per_token)
-        return self._draft_model.propose(sequence, depth) if depth else None
+        return _legal(self._draft_model.propose(sequence, depth), sequence) if depth else None
 
 
 def _legal(draft: DraftTree | None, sequence: Sequence) -> DraftTree | None:
-    """A draft cut where the sequence's grammar does not allow it; None when nothing is left."""
-    matcher = sequence.matcher
+    """A draft cut where the sequence's grammar does not allow it or ends; None when nothing is left."""
+    matcher, ends = sequence.matcher, sequence.request.sampling.stop_token_ids
     if draft is None or matcher is None:
         return draft
-    legal = [node for node, path in enumerate(draft.paths) if node and is_legal(matcher, path)]
+    legal = [
+        node
+        for node, path in enumerate(draft.paths)
+        if node and ends.isdisjoint(path[:-1]) and is_legal(matcher, path)
+    ]
     return draft.restricted(legal) if legal else None
 
 

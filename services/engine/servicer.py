@@ -102,6 +102,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             return f"num_choices must lie in 1..{self._info.limits.max_num_seqs}"
         if submit.output_token_ids and submit.num_choices > 1:
             return "output_token_ids goes with one choice"
+        if len(submit.output_token_ids) // 4 >= max(submit.sampling.max_tokens, 1):
+            return "output_token_ids must be fewer than max_tokens"
         return self._sampling_problem(submit.sampling)
 
     def _sampling_problem(self, s: pb.EngineSampling) -> str | None:

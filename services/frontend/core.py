@@ -137,6 +137,7 @@ class FrontendCore:
         model = self.model()
         check_against_model(sampling, model.info.vocab_size)
         bad_words = token_sequences(sampling.bad_words, model.tokenizer)
+        check_token_ids("bad_words", list(itertools.chain(*bad_words)), model.info.vocab_size)
         wake = asyncio.Event()
         generations = [
             self._generation(model, number, prompt, sampling, bad_words, options, wake)

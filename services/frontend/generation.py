@@ -154,8 +154,9 @@ class Generation:
         usage.completion_tokens += num_tokens
         if output.num_draft_tokens:
             source = _DRAFT_SOURCES[output.draft_source]
-            usage.drafted(source, DraftUsage.of_step(output.num_draft_tokens, output.num_accepted_tokens))
-            self._metrics.drafted(source, output.num_draft_tokens, output.num_accepted_tokens)
+            num_accepted = min(output.num_accepted_tokens, num_tokens)  # a stop string may have cut the rest
+            usage.drafted(source, DraftUsage.of_step(output.num_draft_tokens, num_accepted))
+            self._metrics.drafted(source, output.num_draft_tokens, num_accepted)
         if num_tokens == 0:
             return
         if timings.first_token is None:

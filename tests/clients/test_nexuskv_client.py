@@ -174,7 +174,7 @@ async def test_stop_string(client: Client, engine: ScriptedEngine, eventually: E
         ("sampling.stop", {"stop": list("abcde")}),
         ("sampling.bad_words", {"bad_words": [""]}),
         ("sampling.bad_words", {"bad_words": ["a"] * 129}),
-        ("sampling.bad_words", {"bad_words": ["a" * 129]}),
+        ("sampling.bad_words", {"bad_words": ["a" * 1025, "b" * 1024]}),
         ("sampling.logprobs", {"logprobs": 21}),
         ("sampling.logit_bias", {"logit_bias": {1: 101.0}}),
         ("logit_bias", {"logit_bias": {49152: 1.0}}),

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine.grammar import allowed_tokens, is_legal
+from engine.grammar import Grammar, allowed_tokens, is_legal
 from engine.sampler import SampleRow, sample
 from engine.sequence import FinishReason, Request, SamplingParams, Sequence
 from engine.speculation.drafter import DraftSource, DraftTree
@@ -20,7 +20,7 @@ from tests.engine.test_speculation import Scripted
 ENDLESS = Automaton(ends=False)
 
 
-def obeying(name: str, prompt: list[int], grammar: Automaton = ENDLESS, **params: Any) -> Request:
+def obeying(name: str, prompt: list[int], grammar: Grammar = ENDLESS, **params: Any) -> Request:
     return replace(request(name, prompt, **params), grammar=grammar)
 
 
@@ -102,6 +102,27 @@ def test_the_mask_advances_at_each_drafted_position(max_branches: int) -> None:
     assert drafted.tokens == alone
     assert drafted.num_accepted > len(alone) // 3
     harness.assert_idle_and_clean()
+
+
+def test_where_only_an_end_is_allowed_it_ends_the_output_however_early() -> None:
+    done = Harness().run(obeying("r", [5], Bits([3]), min_tokens=7, stop_token_ids=frozenset({3})))["r", 0]
+    assert (done.tokens, done.reason) == ([3], FinishReason.STOP)
+
+
+def test_where_one_drafter_has_nothing_legal_the_next_is_asked() -> None:
+    first, *rest = Harness().run(obeying("r", [5, 6, 7], max_tokens=8))["r", 0].tokens
+    illegal = next(t for t in range(32) if not ENDLESS.allows([first, t]))
+    harness = Harness(drafters=[Scripted([illegal, illegal]), Scripted(rest[:4])])
+    assert harness.run(obeying("r", [5, 6, 7], max_tokens=8))["r", 0].num_accepted == 4
+
+
+def test_nothing_is_drafted_behind_an_end() -> None:
+    every = Bits(list(range(32)))
+    first, second, third, *_ = Harness().run(request("r", [5, 6, 7], max_tokens=8))["r", 0].tokens
+    for ends, num_drafted in ((frozenset({second}), 1), (frozenset({third}), 2), (frozenset({99}), 3)):
+        harness = Harness(drafters=[Scripted([second, third, 1])])
+        harness.run(obeying("r", [5, 6, 7], every, max_tokens=8, stop_token_ids=ends - {first}))
+        assert harness.engine.metrics.num_draft_tokens == num_drafted
 
 
 def test_a_draft_is_cut_at_its_first_illegal_token() -> None:

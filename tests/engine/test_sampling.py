@@ -148,6 +148,14 @@ def test_drafted_tokens_are_output_to_a_bad_word() -> None:
     assert [sampled.tokens for sampled in sample(logits, rows)] == [[1], [1], [1], [0], [1]]
 
 
+def test_a_bad_word_that_began_before_a_request_was_taken_over_is_not_completed() -> None:
+    params = SamplingParams(temperature=0, max_tokens=9, bad_words=((2, 0), (1, 3)))
+    logits = torch.tensor([[9.0, 1.0, 2.0, 8.0]])
+    for generated, expected in (([2], 3), ([1], 0), ([], 0)):
+        taken_over = Sequence(Request("r", [2], params, generated), 0, 0)
+        assert sample(logits, [SampleRow(0, taken_over)])[0].tokens == [expected]
+
+
 def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
     params = SamplingParams(

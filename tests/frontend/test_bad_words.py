@@ -43,10 +43,24 @@ async def test_a_word_without_tokens_is_named() -> None:
     backend = tokenizers.Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     backend.normalizer = normalizers.StripAccents()
     tokenizer = Tokenizer(backend, Vocabulary([b"a"], frozenset(), (), None, False, False))
-    assert token_sequences(["a"], tokenizer) == [[0]]
+    assert token_sequences(["a", "a"], tokenizer) == [(0,)]
     with pytest.raises(ServiceError, match='without tokens, got "\u0301"') as caught:
         token_sequences(["a", "\u0301"], tokenizer)
     assert caught.value.field == "bad_words"
+
+
+async def test_within_a_text_a_word_has_no_space_that_only_texts_begin_with() -> None:
+    pieces = ["▁", "\n", "P", "a", "Pa", "▁Pa"]
+    merges = [("P", "a"), ("▁", "Pa")]
+    backend = tokenizers.Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=merges))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    vocabulary = Vocabulary([p.encode() for p in pieces], frozenset(), (), None, False, space_prefix=True)
+    assert token_sequences(["Pa"], Tokenizer(backend, vocabulary)) == [(5,), (4,)]
+
+
+async def test_too_many_tokens_are_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ServiceError, match=r"at most 2048 tokens, got \d{4}"):
+        token_sequences([f"{chr(0x1F600 + i)} {i}" * 8 for i in range(60)], tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import pytest
 from nexuskv.v1 import engine_pb2
 from nexuskv.v1.inference_pb2 import DRAFT_SOURCE_DRAFT_MODEL, DRAFT_SOURCE_PROMPT_LOOKUP
 from nexuskv_client import Client
+from services.arrays import pack_int32
 from services.frontend.outputs import DraftSource, DraftUsage, Usage
 from services.frontend.process import Frontend
+from services.frontend.text.tokenizer import Tokenizer
 from tests.fakes import ScriptedEngine
 from tests.frontend_system import MODULE_LOOP
 
@@ -28,6 +30,7 @@ def drafting(engine: ScriptedEngine) -> ScriptedEngine:
     def annotate(output: engine_pb2.SequenceOutput, step: int) -> None:
         if (draft := STEPS.get((output.index, step))) is not None:
             output.draft_source, output.num_draft_tokens, output.num_accepted_tokens = draft
+            output.token_ids *= 1 + output.num_accepted_tokens
 
     engine.annotate = annotate
     return engine
@@ -45,6 +48,29 @@ async def test_usage_adds_up_place_by_place() -> None:
         DraftSource.DRAFT_MODEL: (1, 2, 0, ()),
     }
     assert (total.draft_tokens, total.accepted_tokens) == (11, 4)
+
+
+@pytest.mark.parametrize("stop", [" gamma", " beta", " delta", "zebra"])
+async def test_what_a_stop_string_cuts_was_not_accepted(
+    http: httpx.AsyncClient, engine: ScriptedEngine, tokenizer: Tokenizer, stop: str
+) -> None:
+    first, *others = tokenizer.encode("alpha", add_bos=False)
+    run = tokenizer.encode(" beta gamma delta epsilon", add_bos=False)
+    assert others == []
+    engine.script = lambda submit: [first, 0]
+
+    def annotate(output: engine_pb2.SequenceOutput, step: int) -> None:
+        if step == 1:
+            output.draft_source, output.num_draft_tokens = DRAFT_SOURCE_PROMPT_LOOKUP, 9
+            output.token_ids, output.num_accepted_tokens = pack_int32(run), len(run) - 1
+
+    engine.annotate = annotate
+    body = {"prompt": "Hi", "stop": [stop], "max_tokens": 1 + len(run)}
+    usage = (await http.post("/v1/completions", json=body)).json()["usage"]
+    drafts = usage["nexuskv"]["drafts"]["prompt_lookup"]
+    num_of_run = usage["completion_tokens"] - 1
+    assert drafts["accepted_tokens"] == min(num_of_run, len(run) - 1)
+    assert drafts["accepted_per_position"] == [1] * drafts["accepted_tokens"]
 
 
 @pytest.mark.parametrize("num_prompts", [1, 2])

@@ -29,11 +29,12 @@ class NotingWorker:
         pass
 
 
-async def refusals_and_requests(**sampling: Any) -> tuple[list[str], list[Request]]:
+async def refusals_and_requests(num_generated: int = 0, **sampling: Any) -> tuple[list[str], list[Request]]:
     worker, servicer = NotingWorker(), EngineServicer(INFO, "engine-0")
     servicer.worker = cast(EngineWorker, worker)
     params = pb.EngineSampling(top_p=1, repetition_penalty=1, max_tokens=5, **sampling)
     submit = pb.Submit(request_id="r", prompt_token_ids=bytes(4), num_choices=1, sampling=params)
+    submit.output_token_ids = bytes(4 * num_generated)
 
     async def requests() -> AsyncIterator[pb.SessionRequest]:
         yield pb.SessionRequest(submit=submit)
@@ -56,6 +57,16 @@ async def test_tokens_that_do_not_exist_are_refused(field: str, sampling: dict[s
     (refusal,), requests = await refusals_and_requests(**sampling)
     assert field in refusal
     assert requests == []
+
+
+@pytest.mark.parametrize(("num_generated", "is_refused"), [(4, False), (5, True), (6, True)])
+async def test_who_takes_over_an_output_may_have_some_left_to_generate(
+    num_generated: int, is_refused: bool
+) -> None:
+    refusals, requests = await refusals_and_requests(num_generated)
+    assert len(refusals) == is_refused
+    assert len(requests) == (not is_refused)
+    assert all("output_token_ids" in refusal for refusal in refusals)
 
 
 async def test_bad_words_arrive() -> None:

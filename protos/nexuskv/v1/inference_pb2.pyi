@@ -237,8 +237,8 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that the output never contains as token sequences, neither as they are tokenized by themselves
-        nor behind a space. At most 128, none empty, each of at most 128 characters and of one token or more.
-        Spaces in front are dropped.
+        nor behind a space (spaces in front of them do not count). At most 128, none empty, each of one token or
+        more, together of at most 2048 characters and 2048 tokens.
         """
 
     @_builtins.property
