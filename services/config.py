@@ -127,7 +127,9 @@ class BlocksConfig(CommonConfig):
 
 @dataclass(frozen=True)
 class ExplainConfig(BlocksConfig):
-    sequence_id: int = option(0, "the `sequence_id` of /v1/generate/stream", positional="ID", minimum=1)
+    sequence_id: int = option(
+        0, "one of an answer's `usage.nexuskv.sequence_ids`", positional="ID", minimum=1
+    )
     administrator: bool = option(False, "name other tenants too")
 
 

@@ -44,6 +44,7 @@ class Usage:
     draft_tokens: int
     accepted_tokens: int
     drafts: Mapping[str, DraftUsage]  # by source: shared_index, prompt_lookup, draft_model
+    sequence_ids: Sequence[int]  # of each prompt, for `nexuskv explain`
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ def usage(message: pb.Usage) -> Usage:
             )
             for d in message.drafts
         },
+        list(message.sequence_ids),
     )
 
 

@@ -54,7 +54,6 @@ class Generation:
         self.usage = Usage(prompt_tokens=prompt_tokens)
         self.timings = Timings(arrival=submit.arrival)
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.sequence_id: int | None = None
         self.accepted = False
         self.error: ServiceError | None = None
         self._wake = wake
@@ -126,7 +125,7 @@ class Generation:
         if self.timings.first_scheduled is None:
             self.timings.first_scheduled = output.first_scheduled
             self.usage.cached_tokens = output.num_cached_tokens
-            self.sequence_id = output.sequence_id
+            self.usage.sequence_ids = [output.sequence_id]
         if output.prompt_logprobs:
             prompt = unpack_ids(self.submit.prompt_token_ids)
             self.prompt_logprobs = unpack_logprobs(

@@ -83,6 +83,7 @@ def from_usage(usage: Usage) -> inference_pb2.Usage:
             inference_pb2.DraftUsage(source=_DRAFT_SOURCES[source], **drafts._asdict())
             for source, drafts in usage.drafts.items()
         ],
+        sequence_ids=usage.sequence_ids,
     )
 
 

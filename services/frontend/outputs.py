@@ -86,6 +86,7 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     drafts: dict[DraftSource, DraftUsage] = field(default_factory=dict)
+    sequence_ids: list[int] = field(default_factory=list)  # of each prompt
 
     @property
     def draft_tokens(self) -> int:
@@ -102,6 +103,7 @@ class Usage:
         self.prompt_tokens += other.prompt_tokens
         self.completion_tokens += other.completion_tokens
         self.cached_tokens += other.cached_tokens
+        self.sequence_ids += other.sequence_ids
         for source, drafts in other.drafts.items():
             self.drafted(source, drafts)
 

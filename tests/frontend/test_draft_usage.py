@@ -89,6 +89,7 @@ async def test_usage_over_http_is_the_sum_over_choices_and_prompts(
         for source, (drafts, drafted, accepted, places) in EXPECTED.items()
     }
     assert usage["accepted_tokens"] == 6 * num_prompts
+    assert usage["sequence_ids"] == [7] * num_prompts, "what `nexuskv explain` takes"
 
 
 async def test_usage_over_grpc_is_the_sum_over_choices(frontend: Frontend, drafting: ScriptedEngine) -> None:
@@ -99,6 +100,7 @@ async def test_usage_over_grpc_is_the_sum_over_choices(frontend: Frontend, draft
                 pass
     for usage in (whole, stream.usage):
         assert usage is not None
+        assert usage.sequence_ids == [7]
         for source, expected in EXPECTED.items():
             drafts = usage.drafts[source]
             figures = drafts.num_drafts, drafts.draft_tokens, drafts.accepted_tokens

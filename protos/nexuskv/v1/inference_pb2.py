@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anexuskv/v1/inference.proto\x12\nnexuskv.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"1\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.nexuskv.v1.ChatMessage\"\x8f\x07\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x05 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x07\x88\x01\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).nexuskv.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x03H\x08\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\x05H\t\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0b \x01(\x05H\n\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\x05H\x0b\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x05\x12\x17\n\nignore_eos\x18\x0f \x01(\x08H\x0c\x88\x01\x01\x12\x15\n\x08logprobs\x18\x10 \x01(\x05H\r\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\x05H\x0e\x88\x01\x01\x12\x11\n\tbad_words\x18\x17 \x03(\t\x12\x15\n\x0bjson_schema\x18\x12 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x13 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x14 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x15 \x01(\tH\x00\x12\x33\n\x06\x63hoice\x18\x16 \x01(\x0b\x32!.nexuskv.v1.SamplingParams.ChoiceH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x1a\x18\n\x06\x43hoice\x12\x0e\n\x06values\x18\x01 \x03(\tB\x0c\n\nconstraintB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x04\n\x02_nB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x94\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.nexuskv.v1.TokenIdsH\x00\x12 \n\x04\x63hat\x18\x05 \x01(\x0b\x32\x10.nexuskv.v1.ChatH\x00\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.nexuskv.v1.SamplingParams\x12\x15\n\x08priority\x18\x07 \x01(\x05H\x01\x88\x01\x01\x12\x17\n\ncache_salt\x18\x08 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05inputB\x0b\n\t_priorityB\r\n\x0b_cache_salt\";\n\x0bMatchedStop\x12\x12\n\x08token_id\x18\x01 \x01(\x05H\x00\x12\x10\n\x06string\x18\x02 \x01(\tH\x00\x42\x06\n\x04stop\"\x97\x01\n\nDraftUsage\x12\'\n\x06source\x18\x01 \x01(\x0e\x32\x17.nexuskv.v1.DraftSource\x12\x12\n\nnum_drafts\x18\x02 \x01(\x05\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\x05\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\x05\"\xa7\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x14\n\x0c\x64raft_tokens\x18\x04 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\x05\x12&\n\x06\x64rafts\x18\x06 \x03(\x0b\x32\x16.nexuskv.v1.DraftUsage\"\x9e\x01\n\x07Timings\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x01\x12\x1c\n\x0f\x66irst_scheduled\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0b\x66irst_token\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nlast_token\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x12\n\x10_first_scheduledB\x0e\n\x0c_first_tokenB\r\n\x0b_last_token\"\xa4\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12)\n\x03top\x18\x04 \x03(\x0b\x32\x1c.nexuskv.v1.TokenLogprob.Top\x1a\x37\n\x03Top\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"\xc4\x01\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.nexuskv.v1.FinishReason\x12-\n\x0cmatched_stop\x18\x05 \x01(\x0b\x32\x17.nexuskv.v1.MatchedStop\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.nexuskv.v1.TokenLogprob\"\xd5\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12#\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x12.nexuskv.v1.Choice\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.nexuskv.v1.Usage\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.nexuskv.v1.Timings\x12\x31\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x18.nexuskv.v1.TokenLogprob\"\xd9\x01\n\x16StreamGenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x12.nexuskv.v1.Choice\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.nexuskv.v1.Usage\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.nexuskv.v1.Timings\x12\x31\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x18.nexuskv.v1.TokenLogprob\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"[\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x03 \x01(\x0b\x32\x10.nexuskv.v1.ChatH\x00\x42\x07\n\x05input\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"8\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\x05\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.nexuskv.v1.Model\"\x16\n\x14GetServerInfoRequest\"\xdd\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\x05\x12\x12\n\nnum_blocks\x18\x06 \x01(\x05\x12\x12\n\nblock_size\x18\x07 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x08 \x01(\x05\x12\x1e\n\x16max_num_batched_tokens\x18\t \x01(\x05\x12\x10\n\x08uptime_s\x18\n \x01(\x01*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*\x88\x01\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x44RAFT_SOURCE_SHARED_INDEX\x10\x01\x12\x1e\n\x1a\x44RAFT_SOURCE_PROMPT_LOOKUP\x10\x02\x12\x1c\n\x18\x44RAFT_SOURCE_DRAFT_MODEL\x10\x03\x32\xa3\x04\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1b.nexuskv.v1.GenerateRequest\x1a\x1c.nexuskv.v1.GenerateResponse\x12S\n\x0eStreamGenerate\x12\x1b.nexuskv.v1.GenerateRequest\x1a\".nexuskv.v1.StreamGenerateResponse0\x01\x12<\n\x05\x41\x62ort\x12\x18.nexuskv.v1.AbortRequest\x1a\x19.nexuskv.v1.AbortResponse\x12\x45\n\x08Tokenize\x12\x1b.nexuskv.v1.TokenizeRequest\x1a\x1c.nexuskv.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.nexuskv.v1.DetokenizeRequest\x1a\x1e.nexuskv.v1.DetokenizeResponse\x12K\n\nListModels\x12\x1d.nexuskv.v1.ListModelsRequest\x1a\x1e.nexuskv.v1.ListModelsResponse\x12T\n\rGetServerInfo\x12 .nexuskv.v1.GetServerInfoRequest\x1a!.nexuskv.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anexuskv/v1/inference.proto\x12\nnexuskv.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"1\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.nexuskv.v1.ChatMessage\"\x8f\x07\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x05 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x07\x88\x01\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).nexuskv.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x03H\x08\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\x05H\t\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0b \x01(\x05H\n\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\x05H\x0b\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x05\x12\x17\n\nignore_eos\x18\x0f \x01(\x08H\x0c\x88\x01\x01\x12\x15\n\x08logprobs\x18\x10 \x01(\x05H\r\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\x05H\x0e\x88\x01\x01\x12\x11\n\tbad_words\x18\x17 \x03(\t\x12\x15\n\x0bjson_schema\x18\x12 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x13 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x14 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x15 \x01(\tH\x00\x12\x33\n\x06\x63hoice\x18\x16 \x01(\x0b\x32!.nexuskv.v1.SamplingParams.ChoiceH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x1a\x18\n\x06\x43hoice\x12\x0e\n\x06values\x18\x01 \x03(\tB\x0c\n\nconstraintB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x04\n\x02_nB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x94\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.nexuskv.v1.TokenIdsH\x00\x12 \n\x04\x63hat\x18\x05 \x01(\x0b\x32\x10.nexuskv.v1.ChatH\x00\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.nexuskv.v1.SamplingParams\x12\x15\n\x08priority\x18\x07 \x01(\x05H\x01\x88\x01\x01\x12\x17\n\ncache_salt\x18\x08 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05inputB\x0b\n\t_priorityB\r\n\x0b_cache_salt\";\n\x0bMatchedStop\x12\x12\n\x08token_id\x18\x01 \x01(\x05H\x00\x12\x10\n\x06string\x18\x02 \x01(\tH\x00\x42\x06\n\x04stop\"\x97\x01\n\nDraftUsage\x12\'\n\x06source\x18\x01 \x01(\x0e\x32\x17.nexuskv.v1.DraftSource\x12\x12\n\nnum_drafts\x18\x02 \x01(\x05\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\x05\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\x05\"\xbd\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x14\n\x0c\x64raft_tokens\x18\x04 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\x05\x12&\n\x06\x64rafts\x18\x06 \x03(\x0b\x32\x16.nexuskv.v1.DraftUsage\x12\x14\n\x0csequence_ids\x18\x07 \x03(\x03\"\x9e\x01\n\x07Timings\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x01\x12\x1c\n\x0f\x66irst_scheduled\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0b\x66irst_token\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nlast_token\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x12\n\x10_first_scheduledB\x0e\n\x0c_first_tokenB\r\n\x0b_last_token\"\xa4\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12)\n\x03top\x18\x04 \x03(\x0b\x32\x1c.nexuskv.v1.TokenLogprob.Top\x1a\x37\n\x03Top\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"\xc4\x01\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.nexuskv.v1.FinishReason\x12-\n\x0cmatched_stop\x18\x05 \x01(\x0b\x32\x17.nexuskv.v1.MatchedStop\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.nexuskv.v1.TokenLogprob\"\xd5\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12#\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x12.nexuskv.v1.Choice\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.nexuskv.v1.Usage\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.nexuskv.v1.Timings\x12\x31\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x18.nexuskv.v1.TokenLogprob\"\xd9\x01\n\x16StreamGenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12!\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x12.nexuskv.v1.Choice\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.nexuskv.v1.Usage\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.nexuskv.v1.Timings\x12\x31\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x18.nexuskv.v1.TokenLogprob\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"[\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x03 \x01(\x0b\x32\x10.nexuskv.v1.ChatH\x00\x42\x07\n\x05input\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"8\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\x05\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.nexuskv.v1.Model\"\x16\n\x14GetServerInfoRequest\"\xdd\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\x05\x12\x12\n\nnum_blocks\x18\x06 \x01(\x05\x12\x12\n\nblock_size\x18\x07 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x08 \x01(\x05\x12\x1e\n\x16max_num_batched_tokens\x18\t \x01(\x05\x12\x10\n\x08uptime_s\x18\n \x01(\x01*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*\x88\x01\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x44RAFT_SOURCE_SHARED_INDEX\x10\x01\x12\x1e\n\x1a\x44RAFT_SOURCE_PROMPT_LOOKUP\x10\x02\x12\x1c\n\x18\x44RAFT_SOURCE_DRAFT_MODEL\x10\x03\x32\xa3\x04\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1b.nexuskv.v1.GenerateRequest\x1a\x1c.nexuskv.v1.GenerateResponse\x12S\n\x0eStreamGenerate\x12\x1b.nexuskv.v1.GenerateRequest\x1a\".nexuskv.v1.StreamGenerateResponse0\x01\x12<\n\x05\x41\x62ort\x12\x18.nexuskv.v1.AbortRequest\x1a\x19.nexuskv.v1.AbortResponse\x12\x45\n\x08Tokenize\x12\x1b.nexuskv.v1.TokenizeRequest\x1a\x1c.nexuskv.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.nexuskv.v1.DetokenizeRequest\x1a\x1e.nexuskv.v1.DetokenizeResponse\x12K\n\nListModels\x12\x1d.nexuskv.v1.ListModelsRequest\x1a\x1e.nexuskv.v1.ListModelsResponse\x12T\n\rGetServerInfo\x12 .nexuskv.v1.GetServerInfoRequest\x1a!.nexuskv.v1.GetServerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=3403
-  _globals['_FINISHREASON']._serialized_end=3523
-  _globals['_DRAFTSOURCE']._serialized_start=3526
-  _globals['_DRAFTSOURCE']._serialized_end=3662
+  _globals['_FINISHREASON']._serialized_start=3425
+  _globals['_FINISHREASON']._serialized_end=3545
+  _globals['_DRAFTSOURCE']._serialized_start=3548
+  _globals['_DRAFTSOURCE']._serialized_end=3684
   _globals['_TOKENIDS']._serialized_start=42
   _globals['_TOKENIDS']._serialized_end=65
   _globals['_CHATMESSAGE']._serialized_start=67
@@ -56,41 +56,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTUSAGE']._serialized_start=1419
   _globals['_DRAFTUSAGE']._serialized_end=1570
   _globals['_USAGE']._serialized_start=1573
-  _globals['_USAGE']._serialized_end=1740
-  _globals['_TIMINGS']._serialized_start=1743
-  _globals['_TIMINGS']._serialized_end=1901
-  _globals['_TOKENLOGPROB']._serialized_start=1904
-  _globals['_TOKENLOGPROB']._serialized_end=2068
-  _globals['_TOKENLOGPROB_TOP']._serialized_start=2013
-  _globals['_TOKENLOGPROB_TOP']._serialized_end=2068
-  _globals['_CHOICE']._serialized_start=2071
-  _globals['_CHOICE']._serialized_end=2267
-  _globals['_GENERATERESPONSE']._serialized_start=2270
-  _globals['_GENERATERESPONSE']._serialized_end=2483
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=2486
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=2703
-  _globals['_ABORTREQUEST']._serialized_start=2705
-  _globals['_ABORTREQUEST']._serialized_end=2739
-  _globals['_ABORTRESPONSE']._serialized_start=2741
-  _globals['_ABORTRESPONSE']._serialized_end=2771
-  _globals['_TOKENIZEREQUEST']._serialized_start=2773
-  _globals['_TOKENIZEREQUEST']._serialized_end=2864
-  _globals['_TOKENIZERESPONSE']._serialized_start=2866
-  _globals['_TOKENIZERESPONSE']._serialized_end=2926
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2928
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2981
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2983
-  _globals['_DETOKENIZERESPONSE']._serialized_end=3017
-  _globals['_LISTMODELSREQUEST']._serialized_start=3019
-  _globals['_LISTMODELSREQUEST']._serialized_end=3038
-  _globals['_MODEL']._serialized_start=3040
-  _globals['_MODEL']._serialized_end=3096
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3098
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3153
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=3155
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=3177
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=3180
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=3401
-  _globals['_INFERENCESERVICE']._serialized_start=3665
-  _globals['_INFERENCESERVICE']._serialized_end=4212
+  _globals['_USAGE']._serialized_end=1762
+  _globals['_TIMINGS']._serialized_start=1765
+  _globals['_TIMINGS']._serialized_end=1923
+  _globals['_TOKENLOGPROB']._serialized_start=1926
+  _globals['_TOKENLOGPROB']._serialized_end=2090
+  _globals['_TOKENLOGPROB_TOP']._serialized_start=2035
+  _globals['_TOKENLOGPROB_TOP']._serialized_end=2090
+  _globals['_CHOICE']._serialized_start=2093
+  _globals['_CHOICE']._serialized_end=2289
+  _globals['_GENERATERESPONSE']._serialized_start=2292
+  _globals['_GENERATERESPONSE']._serialized_end=2505
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=2508
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=2725
+  _globals['_ABORTREQUEST']._serialized_start=2727
+  _globals['_ABORTREQUEST']._serialized_end=2761
+  _globals['_ABORTRESPONSE']._serialized_start=2763
+  _globals['_ABORTRESPONSE']._serialized_end=2793
+  _globals['_TOKENIZEREQUEST']._serialized_start=2795
+  _globals['_TOKENIZEREQUEST']._serialized_end=2886
+  _globals['_TOKENIZERESPONSE']._serialized_start=2888
+  _globals['_TOKENIZERESPONSE']._serialized_end=2948
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2950
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3003
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3005
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3039
+  _globals['_LISTMODELSREQUEST']._serialized_start=3041
+  _globals['_LISTMODELSREQUEST']._serialized_end=3060
+  _globals['_MODEL']._serialized_start=3062
+  _globals['_MODEL']._serialized_end=3118
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3120
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3175
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=3177
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=3199
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=3202
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=3423
+  _globals['_INFERENCESERVICE']._serialized_start=3687
+  _globals['_INFERENCESERVICE']._serialized_end=4234
 # @@protoc_insertion_point(module_scope)

@@ -24,6 +24,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
             "draft_tokens": usage.draft_tokens,
             "accepted_tokens": usage.accepted_tokens,
             "drafts": {source: drafts._asdict() for source, drafts in usage.drafts.items()},
+            "sequence_ids": usage.sequence_ids,
         },
     }
 

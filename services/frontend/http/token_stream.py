@@ -71,7 +71,7 @@ class EventWriter:
         itl_ms = self._take_time(step.at) if event is not None else None
         elapsed_s = self._last_at - self._first_at
         value = {
-            "sequence_id": self._generation.sequence_id,
+            "sequence_id": next(iter(self._generation.usage.sequence_ids), None),
             "token": text,
             "step": self._num_tokens,
             "tokens_per_sec": (self._num_tokens - 1) / elapsed_s if elapsed_s > 0 else None,
