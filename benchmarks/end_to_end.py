@@ -81,10 +81,12 @@ def _speculation(with_drafts: dict[str, dict[str, Any]]) -> list[dict[str, Any]]
         faster: float = with_drafts[workload]["tok_s"]
         return faster / plain
 
+    again: float = run("seen")["again_tok_s"]
+    first: float = run("seen", "--speculation", "off")["first_tok_s"]
     return [
         figure("spec.repeat_speedup", ratio("repeat"), "x", "higher", 3.0),
         figure("spec.repeat8_speedup", ratio("repeat8"), "x", "higher", 1.6),
-        figure("spec.repeat_seen_speedup", run("seen")["ratio"], "x", "higher", 4.0),
+        figure("spec.repeat_seen_speedup", again / first, "x", "higher", 4.0),
         figure("spec.free_text_ratio", ratio("single"), "x", "higher", 0.98),
         figure("spec.free_text_ratio.conc16", ratio("conc16"), "x", "higher", 0.98),
     ]

@@ -7,6 +7,7 @@ a memory manager in a process of its own, in turns. Attention is timed on the sa
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from tests.in_process_memory import InProcessMemory
 from tests.services.memory_process import running_memory_manager
 
 NUM_STREAMS, NUM_PROMPT, NUM_OUTPUT = 16, 300, 64
-PAIRS = 9  # of rounds
+PAIRS = 5  # of rounds
 OPTIONS = EngineOptions(
     served_name="", device="cpu", dtype="bfloat16", weights="dtype", max_model_len=0, num_blocks=1024,
     memory_fraction=0.1, gpu_memory_utilization=0.9, max_num_seqs=NUM_STREAMS, max_num_batched_tokens=512,
@@ -67,8 +68,14 @@ class _Run:
         self.engine: Engine = loaded.engine(memory)
 
     def decode_steps(self, round_number: int) -> list[float]:
-        """Seconds of each step in which all streams decode."""
-        for request in _requests(round_number, self.vocab_size):
+        """Seconds of each step in which all streams decode; their prompts are computed before."""
+        requests = _requests(round_number, self.vocab_size)
+        for request in requests:
+            once = replace(request.sampling, max_tokens=1)
+            self.engine.add(replace(request, request_id=f"before-{request.request_id}", sampling=once))
+        while self.engine.has_work:
+            self.engine.step()
+        for request in requests:
             self.engine.add(request)
         times = []
         while self.engine.has_work:
