@@ -77,7 +77,7 @@ class _Run:
             self.engine.step()
         for request in requests:
             self.engine.add(request)
-        times = []
+        times: list[float] = []
         while self.engine.has_work:
             started = time.perf_counter()
             outputs = self.engine.step()
