@@ -7,17 +7,21 @@ numba have no bfloat16, so 2-byte elements travel as uint16.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 Element = Literal["float32", "bfloat16", "float16"]
 Kernel = Callable[..., None]
 
 
-class Pointer(NamedTuple):
+# Not tuples: those of equal strings would be equal, and some versions of `typing` take one for the other.
+@dataclass(frozen=True)
+class Pointer:
     element: str  # a numba type, or "element"
 
 
-class Scalar(NamedTuple):
+@dataclass(frozen=True)
+class Scalar:
     type: str
 
 

@@ -15,6 +15,7 @@ from engine.backends.cuda import CudaBackend
 from engine.errors import DeviceError
 from engine.kernels.cuda import compiler, launcher
 from engine.kernels.cuda.catalog import KernelSpec
+from engine.kernels.cuda.parameters import Int, Int32s, Int64s, Long, Pointer, Scalar, parameters
 from tests.engine.harness import engine_options
 
 SPEC = KernelSpec("add_rms_norm", "bfloat16")
@@ -46,6 +47,14 @@ class RecordingDriver:
             kind.from_address(address or 0).value for kind, address in zip(kinds, addresses, strict=True)
         ]
         return (SUCCESS,)
+
+
+def test_an_array_is_not_taken_for_a_number_of_its_type() -> None:
+    def kernel(blocks: Int32s, count: Int, tokens: Int64s, stride: Long) -> None: ...
+
+    kinds = [type(parameter) for parameter in parameters(kernel)]
+    assert kinds == [Pointer, Scalar, Pointer, Scalar]
+    assert Pointer("int32") != Scalar("int32")
 
 
 def test_arguments_are_packed_as_the_kernel_declares_them(monkeypatch: pytest.MonkeyPatch) -> None:
