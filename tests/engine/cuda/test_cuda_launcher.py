@@ -54,7 +54,6 @@ def test_an_array_is_not_taken_for_a_number_of_its_type() -> None:
 
     kinds = [type(parameter) for parameter in parameters(kernel)]
     assert kinds == [Pointer, Scalar, Pointer, Scalar]
-    assert Pointer("int32") != Scalar("int32")
 
 
 def test_arguments_are_packed_as_the_kernel_declares_them(monkeypatch: pytest.MonkeyPatch) -> None:
