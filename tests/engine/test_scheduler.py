@@ -8,7 +8,7 @@ from tests.engine.harness import Harness, request
 
 
 def tenant_request(name: str, tenant: str, length: int = 30) -> Request:
-    prompt = [hash(name) % 29, *range(length)]
+    prompt = [*name.encode(), *range(length - len(name) + 1)]  # no two begin with the same block
     return Request(name, [t % 32 for t in prompt], SamplingParams(temperature=0, max_tokens=8), tenant=tenant)
 
 
