@@ -1,7 +1,9 @@
 """The KV pool: one tensor that holds every layer's pages."""
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.kernels import cpu
@@ -46,6 +48,10 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device | None = None,
 ) -> KVPool:
+    """Zeroed, so that a kernel that reads a page's unwritten tail never meets a NaN."""
     shape = num_layers, 2, num_blocks, num_kv_heads, BLOCK_SIZE, head_dim
-    # Pages are zeroed so that a kernel that reads a page's unwritten tail never meets a NaN.
-    return KVPool(torch.zeros(shape, dtype=dtype, device=device))
+    if device is not None and device.type != "cpu":
+        return KVPool(torch.zeros(shape, dtype=dtype, device=device))
+    # numpy asks the system for huge pages, which are there, and cleared, when they are first used.
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return KVPool(torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape))

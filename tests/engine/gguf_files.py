@@ -37,11 +37,17 @@ _NAMES = {
 }
 
 
-def write_gguf(path: Path, model: Any, kind: Type = Type.F32, **metadata: object) -> None:
+def write_gguf(
+    path: Path,
+    model: Any,
+    kind: Type = Type.F32,
+    arrays: dict[str, Any] | None = None,
+    **metadata: Any,
+) -> None:
     """Writes the model and rounds its weights in place to what the file's say by the gguf package.
 
     Matrices are stored as `kind`, vectors as F32. `metadata` are keys below the architecture's name with
-    "__" for "."; None leaves a key out that would be there.
+    "__" for "."; None leaves a key out that would be there. `arrays` are keys with their full names.
     """
     config = model.config
     arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
@@ -61,6 +67,8 @@ def write_gguf(path: Path, model: Any, kind: Type = Type.F32, **metadata: object
     for key, value in {**keys, **metadata}.items():
         if value is not None:
             _add_key(writer, f"{arch}.{key.replace('__', '.')}", value)
+    for key, array in (arrays or {}).items():
+        writer.add_array(key, array)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, parameter in model.named_parameters():
         values = parameter.detach().numpy()

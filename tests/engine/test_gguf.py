@@ -18,7 +18,7 @@ KINDS = [
 ]  # fmt: skip
 # Rows of the K types come in blocks of 256.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
-ROPE: dict[str, dict[str, object]] = {
+ROPE: dict[str, dict[str, Any]] = {
     "llama-linear": {"rope__scaling__type": "linear", "rope__scaling__factor": 2.0},
     "yarn": {
         "rope__scaling__type": "yarn",
@@ -84,7 +84,7 @@ def test_a_file_without_a_head_size_has_the_usual_one(file: Path) -> None:
         ("attention__head_count_kv", 3, "4 heads cannot share 3 KV heads"),
     ],
 )
-def test_a_file_that_contradicts_itself_is_refused(file: Path, key: str, value: object, words: str) -> None:
+def test_a_file_that_contradicts_itself_is_refused(file: Path, key: str, value: Any, words: str) -> None:
     write_gguf(file, random_model("llama"), **{key: value})
     with pytest.raises(ModelError, match=words):
         CpuDecoder(open_checkpoint(str(file)), torch.float32, 64)
@@ -128,6 +128,29 @@ def test_an_unknown_type_is_named(file: Path) -> None:
     retype(file, 999)
     with pytest.raises(ModelError, match=r"types unknown here .*999.* is not a valid GGMLQuantizationType"):
         open_checkpoint(str(file))
+
+
+def test_long_arrays_are_stepped_over_and_a_vocabulary_is_read(file: Path) -> None:
+    tokens = [f"token {index}" for index in range(1_500)]
+    long: dict[str, Any] = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.5] * 1_500,
+        "flags": [True] * 2_000,
+    }
+    model = random_model("llama")
+    write_gguf(file, model, arrays=long)
+    assert_same_tensors(file, model)
+    assert open_checkpoint(str(file)).vocabulary() == tokens
+    content = file.read_bytes()
+    file.write_bytes(content[: content.index(b"token 1200")])
+    with pytest.raises(ModelError, match=r"tiny\.gguf: truncated or damaged"):
+        open_checkpoint(str(file))
+
+
+def test_a_file_without_a_vocabulary_says_so(file: Path) -> None:
+    write_gguf(file, random_model("llama"))
+    with pytest.raises(ModelError, match=r"metadata key tokenizer\.ggml\.tokens is missing"):
+        open_checkpoint(str(file)).vocabulary()
 
 
 @pytest.mark.parametrize("kept", [0, 3, 20, 300, 2_000, -1])
