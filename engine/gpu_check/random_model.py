@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from engine.errors import ModelError
 from engine.model.config import ModelConfig
 
 # The shape of Llama 3.2 1B.
@@ -31,3 +32,9 @@ class RandomCheckpoint:
 
     def has(self, name: str) -> bool:
         return True
+
+    def is_4_bits(self, name: str) -> bool:
+        return False
+
+    def tensor_4_bits(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        raise ModelError(f"random weights are not of 4 bits: {name}")

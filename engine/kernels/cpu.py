@@ -3,15 +3,13 @@
 from engine.kernels.attention import paged_attention, paged_attention_shared
 from engine.kernels.blocks import compact_kv, copy_blocks, gather_blocks
 from engine.kernels.decoder import DecoderBatch, DecoderShape, DecoderWeights, decoder_step
-from engine.kernels.int8 import PackedInt8Weight, pack_weight_int8
 from engine.kernels.matmul import PackedWeight, matmul, matmul_silu, pack_weight, pair_gate_up
+from engine.kernels.quantised import PackedInt8Weight, pack_weight_int4, pack_weight_int8
 from engine.kernels.rope import rope_write_kv
 from engine.kernels.rows import add_rms_norm, rms_norm
 from engine.kernels.simd import Cache, Float32, Int32
 from engine.kernels.tree import Tree, causal
 from engine.kernels.verify import verify_drafts, verify_tree
-
-matmul_int8 = matmul  # the weight's dtype tells
 
 __all__ = [
     "Cache",
@@ -30,9 +28,9 @@ __all__ = [
     "decoder_step",
     "gather_blocks",
     "matmul",
-    "matmul_int8",
     "matmul_silu",
     "pack_weight",
+    "pack_weight_int4",
     "pack_weight_int8",
     "paged_attention",
     "paged_attention_shared",

@@ -10,8 +10,8 @@ from typing import Any
 from llvmlite import ir
 
 from engine.kernels.amx import SIDE, Registers
-from engine.kernels.int8 import GROUP, GROUP_BYTES
 from engine.kernels.jit import inlined
+from engine.kernels.quantised import GROUP, Format
 from engine.kernels.simd import F32, I64, LANES, Emitter, Value, spread
 from engine.kernels.tile import PANEL
 from engine.kernels.vector_function import vector_function
@@ -19,6 +19,7 @@ from engine.kernels.vector_function import vector_function
 _SUMS, _X, _W = (0, 1), 4, (6, 7)
 _SUMS_BYTES = 4 * SIDE * PANEL  # of a group: for each half of the panel 16 rows of 16 sums
 _GROUPS_AHEAD = 8
+_GROUP_BYTES = Format(8).group_bytes
 
 
 def _new_memory(emit: Emitter, num_bytes: int) -> Value:
@@ -37,7 +38,7 @@ def _emit_block(
     depth = builder.mul(num_groups, I64(GROUP))
     numbers = emit.offset(numbers, builder.mul(row, depth))
     scales = emit.offset(scales, (builder.mul(row, num_groups), 4))
-    weights = emit.offset(weights, (builder.mul(panel, num_groups), GROUP_BYTES))
+    weights = emit.offset(weights, (builder.mul(panel, num_groups), _GROUP_BYTES))
     out, out_stride = emit.offset(out, (out_at, 4)), builder.shl(out_stride, I64(2))
     totals, sums = _new_memory(emit, _SUMS_BYTES), _new_memory(emit, 2 * _SUMS_BYTES)
     for at in range(0, _SUMS_BYTES, 4 * LANES):
@@ -51,9 +52,9 @@ def _emit_block(
         return emit.offset(sums, (builder.and_(group, I64(1)), _SUMS_BYTES))
 
     def multiply(group: Value) -> None:
-        block = emit.offset(weights, (group, GROUP_BYTES))
-        for line in range(0, GROUP_BYTES, 64):
-            emit.prefetch(emit.offset(block, _GROUPS_AHEAD * GROUP_BYTES, line))
+        block = emit.offset(weights, (group, _GROUP_BYTES))
+        for line in range(0, _GROUP_BYTES, 64):
+            emit.prefetch(emit.offset(block, _GROUPS_AHEAD * _GROUP_BYTES, line))
         registers.load(_X, emit.offset(numbers, (group, GROUP)), depth)
         for half, (tile, w) in enumerate(zip(_SUMS, _W, strict=True)):
             registers.zero(tile)
@@ -63,7 +64,7 @@ def _emit_block(
 
     def add_scaled(group: Value) -> None:
         starts = range(0, 4 * PANEL, 4 * LANES)
-        block = emit.offset(weights, (group, GROUP_BYTES), GROUP * PANEL)
+        block = emit.offset(weights, (group, _GROUP_BYTES), GROUP * PANEL)
         weight_scales = [emit.load(emit.offset(block, start), emit.vector) for start in starts]
         with emit.loop(rows) as index:
             scale_at = emit.offset(scales, (builder.mul(index, num_groups), 4), (group, 4))
@@ -93,9 +94,9 @@ _block = vector_function(_emit_block)
 
 
 @inlined
-def multiply_panel_in_registers(numbers, scales, num_rows, weights, panel, out, out_at, out_stride):
-    """`multiply_panel_int8` for int8 numbers."""
+def multiply_panel_in_registers(x, num_rows, weights, panel, out, out_at, out_stride):
+    """`multiply_quantised_panel` for weights of 8 bits."""
     for row in range(0, num_rows, SIDE):
         rows = min(SIDE, num_rows - row)
         target = out_at + row * out_stride
-        _block(numbers, scales, row, weights.shape[1], weights, panel, out, target, out_stride, rows)
+        _block(x.numbers, x.scales, row, weights.shape[1], weights, panel, out, target, out_stride, rows)

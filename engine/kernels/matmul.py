@@ -5,11 +5,11 @@ A packed weight is one array, whose dtype says what it holds:
 
     uint32  [num_panels, K / 2, PANEL]   two bfloat16 of one output in a word, the even k in the low half
     float32 [num_panels, K, PANEL]
-    int8    [num_panels, K / 32, ...]    8-bit numbers and their scales, see int8.py
+    int8, uint8 [num_panels, K / 32, ...] numbers of 8 or 4 bits and their scales, see quantised.py
 
-A panel holds `PANEL` outputs (rows of w), the last one filled up with zeros. The rows of x are float32; a
-product with int8 weights quantises them if they are few, one with bfloat16 weights rounds them to bfloat16
-where the processor multiplies such pairs (AVX512_BF16).
+A panel holds `PANEL` outputs (rows of w), the last one filled up with zeros. The rows of x are float32. A
+product with quantised weights quantises them too; where the processor multiplies pairs of bfloat16
+(AVX512_BF16), it does so if they are few, else it rounds them to bfloat16, as one with bfloat16 weights does.
 """
 
 from typing import Any
@@ -18,17 +18,24 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from engine.kernels.int8 import GROUP, NUMBER, PackedInt8Weight, multiply_panel_int8, quantise_rows
 from engine.kernels.int8_amx import multiply_panel_in_registers
-from engine.kernels.int8_wide import multiply_wide_panel, narrow_wide_rows, new_wide_operand
 from engine.kernels.jit import NUM_THREADS, by_type, device, inlined, parallel_kernel, run_team
 from engine.kernels.pairs import multiplies_pairs, multiply_pairs, narrow
+from engine.kernels.quantised import (
+    PackedInt4Weight,
+    PackedInt8Weight,
+    is_quantised,
+    new_quantised_rows,
+    quantise_rows,
+)
+from engine.kernels.quantised_tile import multiply_quantised_panel
+from engine.kernels.quantised_wide import multiply_wide_panel, narrow_wide_rows, new_wide_operand
 from engine.kernels.simd import HAS_AMX, Float32
 from engine.kernels.team import Team, claim, finish, new_counters, wait
 from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
 from engine.kernels.vector_function import exp2
 
-PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weight
+PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weight | PackedInt4Weight
 
 _HALF = PANEL // 2
 _LOG2_E = np.float32(1.4426950408889634)
@@ -36,9 +43,8 @@ _LOG2_E = np.float32(1.4426950408889634)
 _ROWS_PER_TASK = 512 if HAS_AMX else 16 * MAX_TILE_ROWS
 _MAX_PANELS_PER_TASK = 8
 _TASKS_PER_THREAD = 8
-# Rows of a task up to which 8-bit weights meet rows of 8 bits; more rows pay for widening the weights.
-MAX_INT8_ROWS = 48 if HAS_AMX else 4 if HAS_BFLOAT16_DOT else 1 << 30
-_multiply_panel_int8 = multiply_panel_in_registers if HAS_AMX else multiply_panel_int8
+# Rows of a task up to which quantised weights meet quantised rows; more rows pay for widening the weights.
+MAX_INT8_ROWS, MAX_INT4_ROWS = (48, 16) if HAS_AMX else (16, 16) if HAS_BFLOAT16_DOT else (1 << 30, 1 << 30)
 
 
 def pack_weight(w: npt.NDArray[Any]) -> npt.NDArray[np.uint32] | Float32:
@@ -68,17 +74,21 @@ def pair_gate_up(w: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 @by_type
+def _max_quantised_rows(panels):
+    limit = MAX_INT8_ROWS if panels.dtype == types.int8 else MAX_INT4_ROWS
+    return lambda panels: limit
+
+
+@by_type
 def _new_operand(x, panels):
     """Room for a task's rows in the form that the weights are multiplied with."""
-    if panels.dtype == types.int8:
+    if is_quantised(panels.dtype):
 
-        def numbers_and_scales(x, panels):
+        def both(x, panels):
             num_rows, depth = min(_ROWS_PER_TASK, x.shape[0]), x.shape[1]
-            numbers = np.empty((num_rows, depth), NUMBER)
-            scales = np.empty((num_rows, depth // GROUP), np.float32)
-            return numbers, scales, new_wide_operand(num_rows, depth)
+            return new_quantised_rows(num_rows, depth), new_wide_operand(num_rows, depth)
 
-        return numbers_and_scales
+        return both
     if multiplies_pairs(panels.dtype):
         return lambda x, panels: np.empty((min(_ROWS_PER_TASK, x.shape[0]), panels.shape[1]), np.uint32)
     return lambda x, panels: x
@@ -86,14 +96,14 @@ def _new_operand(x, panels):
 
 @by_type
 def _prepare_operand(x, panels, row_begin, row_end, operand):
-    if panels.dtype == types.int8:
+    if is_quantised(panels.dtype):
 
         def quantise(x, panels, row_begin, row_end, operand):
-            numbers, scales, wide = operand
-            if row_end - row_begin > MAX_INT8_ROWS:
+            rows, wide = operand
+            if row_end - row_begin > _max_quantised_rows(panels):
                 narrow_wide_rows(x, row_begin, row_end, wide)
             else:
-                quantise_rows(x, row_begin, row_end, numbers, scales)
+                quantise_rows(x, row_begin, row_end, rows)
 
         return quantise
     if multiplies_pairs(panels.dtype):
@@ -108,21 +118,21 @@ def _prepare_operand(x, panels, row_begin, row_end, operand):
 @by_type
 def _multiply_panels(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
     """out_row: flat index of the first result, stride of rows."""
-    if panels.dtype == types.int8:
+    if is_quantised(panels.dtype):
+        in_registers = HAS_AMX and panels.dtype == types.int8
+        multiply_few = multiply_panel_in_registers if in_registers else multiply_quantised_panel
 
-        def multiply_int8(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
-            numbers, scales, wide = operand
+        def multiply_quantised(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
+            rows, wide = operand
             at, stride = out_row
             for index in range(count):
                 target = at + index * PANEL
-                if num_rows > MAX_INT8_ROWS:
+                if num_rows > _max_quantised_rows(panels):
                     multiply_wide_panel(wide, num_rows, panels, panel + index, out, target, stride)
                 else:
-                    _multiply_panel_int8(
-                        numbers, scales, num_rows, panels, panel + index, out, target, stride
-                    )
+                    multiply_few(rows, num_rows, panels, panel + index, out, target, stride)
 
-        return multiply_int8
+        return multiply_quantised
 
     def multiply(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
         depth, width = panels.shape[1], operand.shape[1]
@@ -222,7 +232,7 @@ def _multiply(thread, counters, x, panels, out):
 
 @parallel_kernel
 def matmul(x, w, out):
-    """out [M, N] = x [M, K] @ w.T; x and out float32, w from `pack_weight` or `pack_weight_int8`."""
+    """out [M, N] = x [M, K] @ w.T; x and out float32, w from a `pack_weight...`."""
     run_team(_multiply, (new_counters(1), x, w, out))
 
 

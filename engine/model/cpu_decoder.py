@@ -11,7 +11,7 @@ from engine.batch import Batch
 from engine.errors import ModelError
 from engine.kernels import cpu
 from engine.kv_pool import KVPool
-from engine.model.layer_weights import LayerWeights, load_layer
+from engine.model.layer_weights import LayerWeights, load_layer, matrices_in_4_bits
 from engine.model.rope import rope_tables
 from engine.weights.checkpoint import Checkpoint
 
@@ -27,7 +27,8 @@ class CpuDecoder:
     def __init__(
         self, checkpoint: Checkpoint, dtype: torch.dtype, max_position: int, int8_weights: bool = False
     ) -> None:
-        """`dtype` of embeddings and matrices: float32, or bfloat16; the matrices may be in 8 bits instead."""
+        """`dtype` of embeddings and matrices: float32, or bfloat16; the matrices may be in 8 bits instead,
+        or in the 4 that their file has them in."""
         self.config = config = checkpoint.config
         if config.head_dim % HEAD_DIM_MULTIPLE:
             raise ModelError(
@@ -37,10 +38,9 @@ class CpuDecoder:
         cos, sin = rope_tables(config, max_position)
         self._rope = cos.numpy(), sin.numpy()
         embedding = checkpoint.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        head = embedding if config.tie_embeddings else checkpoint.tensor("lm_head.weight", embedding.shape)
         self._embedding = embedding.to(dtype)
         self._logits = torch.empty(0, config.vocab_size)
-        self._weights = _pack(checkpoint, head, _pack_int8 if int8_weights else partial(_pack_dtype, dtype))
+        self._weights = _pack(checkpoint, embedding, dtype, int8_weights)
         self._shape = cpu.DecoderShape(
             config.num_heads, config.intermediate_size, config.rms_norm_eps, config.head_dim**-0.5
         )
@@ -67,17 +67,34 @@ class CpuDecoder:
         return self._logits[:num_rows]
 
 
-def _pack(checkpoint: Checkpoint, head: torch.Tensor, pack: Pack) -> cpu.DecoderWeights:
+def _pack(
+    checkpoint: Checkpoint, embedding: torch.Tensor, dtype: torch.dtype, int8_weights: bool
+) -> cpu.DecoderWeights:
     """Layer after layer into stacked arrays, so that only one layer is ever held twice."""
     num_layers = checkpoint.config.num_layers
-    first = _pack_layer(load_layer(checkpoint, 0), pack)
+    in_4_bits = matrices_in_4_bits(checkpoint) if int8_weights else frozenset()
+    pack: Pack = _pack_quantised if int8_weights else partial(_pack_dtype, dtype)
+
+    def packed(index: int) -> tuple[npt.NDArray[np.generic], ...]:
+        return _pack_layer(load_layer(checkpoint, index, in_4_bits), pack)
+
+    first = packed(0)
     stacked = [np.empty((num_layers, *part.shape), part.dtype) for part in first]
     for index in range(num_layers):
-        layer = first if index == 0 else _pack_layer(load_layer(checkpoint, index), pack)
+        layer = packed(index) if index else first
         for target, part in zip(stacked, layer, strict=True):
             target[index] = part
     final_norm = checkpoint.tensor("model.norm.weight", (checkpoint.config.hidden_size,)).numpy()
-    return cpu.DecoderWeights._make([*stacked, final_norm, pack(head)])
+    return cpu.DecoderWeights._make([*stacked, final_norm, pack(_head(checkpoint, embedding, int8_weights))])
+
+
+def _head(checkpoint: Checkpoint, embedding: torch.Tensor, int8_weights: bool) -> torch.Tensor:
+    shape = checkpoint.config.vocab_size, checkpoint.config.hidden_size
+    tied = checkpoint.config.tie_embeddings
+    name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    if int8_weights and checkpoint.is_4_bits(name):
+        return checkpoint.tensor_4_bits(name, shape)
+    return embedding if tied else checkpoint.tensor(name, shape)
 
 
 def _pack_layer(layer: LayerWeights, pack: Pack) -> tuple[npt.NDArray[np.generic], ...]:
@@ -106,7 +123,9 @@ def _pack_dtype(dtype: torch.dtype, weight: torch.Tensor) -> cpu.PackedWeight:
     return cpu.pack_weight(weight.to(torch.bfloat16).view(torch.uint16).numpy())
 
 
-def _pack_int8(weight: torch.Tensor) -> cpu.PackedWeight:
+def _pack_quantised(weight: torch.Tensor) -> cpu.PackedWeight:
+    if weight.dtype == torch.uint8:
+        return cpu.pack_weight_int4(weight.numpy())
     try:
         return cpu.pack_weight_int8(weight.numpy())
     except ValueError as error:

@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType as Type
 
 from engine.errors import ModelError
 from engine.model.config import ModelConfig, RopeScaling
@@ -53,10 +54,7 @@ class GgufCheckpoint:
         return _gguf_name(name) in self._tensors
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        stored = self._tensors.get(_gguf_name(name))
-        if stored is None:
-            raise ModelError(f"{self.path.name}: tensor {name} ({_gguf_name(name)}) is missing")
-        check_shape(self.path, name, (int(n) for n in reversed(stored.shape)), shape)
+        stored = self._stored(name, shape)
         try:
             # A plain array: what a memory map pays for every slice is half of the time.
             values = gguf.dequantize(np.asarray(stored.data), stored.tensor_type)
@@ -64,10 +62,31 @@ class GgufCheckpoint:
             kind = stored.tensor_type.name
             raise ModelError(f"{self.path.name}: tensor {name} is quantised as {kind}, unsupported") from None
         array = np.array(values, dtype=np.float32).reshape(shape)
+        return torch.from_numpy(self._in_order(name, array))
+
+    def is_4_bits(self, name: str) -> bool:
+        stored = self._tensors.get(_gguf_name(name))
+        return stored is not None and stored.tensor_type in (Type.Q4_0, Type.Q4_1)
+
+    def tensor_4_bits(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        stored = self._stored(name, shape)
+        blocks = np.array(stored.data).reshape(shape[0], -1)
+        if stored.tensor_type == Type.Q4_0:
+            blocks = _with_minima(blocks)
+        return torch.from_numpy(self._in_order(name, blocks))
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Any:
+        stored = self._tensors.get(_gguf_name(name))
+        if stored is None:
+            raise ModelError(f"{self.path.name}: tensor {name} ({_gguf_name(name)}) is missing")
+        check_shape(self.path, name, (int(n) for n in reversed(stored.shape)), shape)
+        return stored
+
+    def _in_order(self, name: str, rows: np.ndarray) -> np.ndarray:
         if self.config.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = self.config.num_heads if "q_proj" in name else self.config.num_kv_heads
-            array = _unpermute(array, heads)
-        return torch.from_numpy(array)
+            return _unpermute(rows, heads)
+        return rows
 
     def vocabulary(self) -> list[str]:
         field = gguf.GGUFReader(self.path).fields.get("tokenizer.ggml.tokens")
@@ -188,6 +207,14 @@ def _unpermute(weight: np.ndarray, num_heads: int) -> np.ndarray:
     """GGUF interleaves the rotary halves of Llama's q and k rows; back to the half-split layout."""
     rows = weight.shape[0]
     return weight.reshape(num_heads, rows // num_heads // 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def _with_minima(blocks: np.ndarray) -> np.ndarray:
+    """Blocks of Q4_0, whose numbers count from -8 scales, as blocks of Q4_1."""
+    blocks = blocks.reshape(len(blocks), -1, 18)
+    scales = np.ascontiguousarray(blocks[..., :2])
+    minima = (np.float16(-8) * scales.view(np.float16)).view(np.uint8)
+    return np.concatenate([scales, minima, blocks[..., 2:]], -1).reshape(len(blocks), -1)
 
 
 def _fingerprint(path: Path) -> str:

@@ -40,6 +40,12 @@ class HubCheckpoint:
         check_shape(self.path, name, tensor.shape, shape)
         return tensor.float()
 
+    def is_4_bits(self, name: str) -> bool:
+        return False
+
+    def tensor_4_bits(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        raise ModelError(f"{self.path.name}: tensor {name} is not stored in 4 bits")
+
     def vocabulary(self) -> list[str]:
         path = self.path / "tokenizer.json"
         tokenizer = _read_json(path)

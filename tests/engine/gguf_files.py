@@ -42,12 +42,14 @@ def write_gguf(
     model: Any,
     kind: Type = Type.F32,
     arrays: dict[str, Any] | None = None,
+    kinds: dict[str, Type] | None = None,
     **metadata: Any,
 ) -> None:
     """Writes the model and rounds its weights in place to what the file's say by the gguf package.
 
-    Matrices are stored as `kind`, vectors as F32. `metadata` are keys below the architecture's name with
-    "__" for "."; None leaves a key out that would be there. `arrays` are keys with their full names.
+    Matrices are stored as `kind`, or as `kinds` says by name, vectors as F32. `metadata` are keys below the
+    architecture's name with "__" for "."; None leaves a key out that would be there. `arrays` are keys with
+    their full names.
     """
     config = model.config
     arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
@@ -72,7 +74,8 @@ def write_gguf(
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, parameter in model.named_parameters():
         values = parameter.detach().numpy()
-        stored, raw_type = (values, Type.F32) if values.ndim == 1 else (_quantise(values, kind), kind)
+        raw_type = Type.F32 if values.ndim == 1 else (kinds or {}).get(name, kind)
+        stored = values if values.ndim == 1 else _quantise(values, raw_type)
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(gguf.dequantize(stored, raw_type).reshape(values.shape)))
         if arch == "llama" and values.ndim == 2 and (rows := heads.get(name.split(".")[-2])):

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
 from engine.errors import ModelError
 from engine.model.cpu_decoder import CpuDecoder
+from engine.model.layer_weights import matrices_in_4_bits
 from engine.weights.load import open_checkpoint
 from tests.engine.gguf_files import write_gguf
 from tests.engine.tiny_models import CONFIGS, assert_same_logits, our_logits, random_model, their_logits
@@ -39,6 +41,12 @@ def assert_same_tensors(file: Path, model: Any) -> None:
         assert torch.equal(checkpoint.tensor(name, tuple(parameter.shape)), parameter), name
 
 
+def assert_similar_logits(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Rows in 8 bits cost a few hundredths."""
+    error = float((ours - theirs).norm() / theirs.norm())
+    assert error < 0.1
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_families(file: Path, family: str) -> None:
     model = random_model(family)
@@ -54,6 +62,33 @@ def test_types(file: Path, family: str, kind: Type) -> None:
     write_gguf(file, model, kind)
     assert_same_tensors(file, model)
     assert_same_logits(our_logits(file), their_logits(model))
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_4_bits_stay_as_they_are(file: Path, family: str, kind: Type) -> None:
+    model = random_model(family)
+    write_gguf(file, model, kind)
+    checkpoint = open_checkpoint(str(file))
+    for name, parameter in model.named_parameters():
+        assert checkpoint.is_4_bits(name) == (parameter.ndim == 2)
+        if parameter.ndim == 2:
+            blocks = checkpoint.tensor_4_bits(name, tuple(parameter.shape))
+            values = gguf.dequantize(blocks.numpy(), Type.Q4_1)
+            torch.testing.assert_close(torch.from_numpy(values), parameter.detach(), rtol=1e-6, atol=1e-7)
+    assert_similar_logits(our_logits(file, int8_weights=True), their_logits(model))
+
+
+def test_matrices_of_other_types_among_those_of_4_bits(file: Path) -> None:
+    """A matrix stays in 4 bits if all its parts are in every layer."""
+    model = random_model("llama")
+    others = {
+        "model.layers.1.self_attn.v_proj.weight": Type.F16,
+        "model.layers.0.mlp.down_proj.weight": Type.Q8_0,
+    }
+    write_gguf(file, model, Type.Q4_1, kinds=others)
+    assert matrices_in_4_bits(open_checkpoint(str(file))) == {"output", "gate_up"}
+    assert_similar_logits(our_logits(file, int8_weights=True), their_logits(model))
 
 
 def test_a_file_without_a_scaling_type_scales_linearly(file: Path) -> None:

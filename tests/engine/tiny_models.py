@@ -66,9 +66,11 @@ def their_logits(model: Any) -> torch.Tensor:
     return logits
 
 
-def our_logits(path: Path, dtype: torch.dtype = torch.float32, chunk: int = len(TOKENS)) -> torch.Tensor:
+def our_logits(
+    path: Path, dtype: torch.dtype = torch.float32, chunk: int = len(TOKENS), int8_weights: bool = False
+) -> torch.Tensor:
     """Of TOKENS, by our decoder on the checkpoint at `path`, `chunk` tokens a step."""
-    model = CpuDecoder(open_checkpoint(str(path)), dtype, 256)
+    model = CpuDecoder(open_checkpoint(str(path)), dtype, 256, int8_weights)
     c = model.config
     kv = kv_pool.allocate(c.num_layers, 12, c.num_kv_heads, c.head_dim, dtype)
     # With prompt logprobs asked for, every row has logits.

@@ -3,15 +3,18 @@
 
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from numba import njit
 
 from engine.kernels import cpu
-from engine.kernels.matmul import MAX_INT8_ROWS
+from engine.kernels.matmul import MAX_INT4_ROWS, MAX_INT8_ROWS
 from engine.kernels.pairs import multiply_pairs, narrow, pair_rows
+from engine.kernels.quantised_wide import multiply_wide_panel, narrow_wide_rows, new_wide_operand
 from engine.kernels.tile import PANEL, multiply_rows
 from tests.engine.kernels.reference import bfloat16_bits
 
@@ -58,35 +61,56 @@ def test_product_of_gates_and_ups(size: int) -> None:
         torch.testing.assert_close(torch.from_numpy(out), expected, rtol=2e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "int8", "int4"])
 def test_a_row_does_not_depend_on_its_neighbours(kind: str) -> None:
     x, w = random(50, 96), random(40, 96, seed=1)
-    if kind == "int8":
-        packed: cpu.PackedWeight = cpu.pack_weight_int8(w.numpy())
+    packed: cpu.PackedWeight
+    if kind in LIMITS:
+        packed = pack_quantised(w, kind)[0]
     else:
         packed = cpu.pack_weight(bfloat16_bits(w) if kind == "bfloat16" else w.numpy())
     for num_rows in (1, 2, 3, 5, 11, 29):
-        if kind == "int8" and num_rows <= MAX_INT8_ROWS < 50:
-            together = multiply(x[:MAX_INT8_ROWS], packed, 40)
-        else:
-            together = multiply(x, packed, 40)
+        together = multiply(x[: LIMITS[kind]] if num_rows <= LIMITS.get(kind, 0) else x, packed, 40)
         assert torch.equal(multiply(x[:num_rows], packed, 40), together[:num_rows])
 
 
+# Rows up to which x is quantised too.
+LIMITS = {"int8": MAX_INT8_ROWS, "int4": MAX_INT4_ROWS}
+
+
+def pack_quantised(w: torch.Tensor, kind: str) -> tuple[cpu.PackedWeight, torch.Tensor]:
+    """With what the packed weight stands for."""
+    if kind == "int8":
+        return cpu.pack_weight_int8(w.numpy()), quantised(w)
+    blocks = gguf.quantize(w.numpy(), Type.Q4_1)
+    return cpu.pack_weight_int4(blocks), torch.from_numpy(gguf.dequantize(blocks, Type.Q4_1))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize(("num_outputs", "depth"), [(960, 576), (7, 32), (100, 96)])
-def test_int8_product(num_outputs: int, depth: int) -> None:
-    w = random(num_outputs, depth)
-    packed = cpu.pack_weight_int8(w.numpy())
+def test_quantised_product(num_outputs: int, depth: int, kind: str) -> None:
+    packed, w = pack_quantised(random(num_outputs, depth), kind)
     for num_rows in ROWS:
         x = random(num_rows, depth, seed=num_rows)
         out = np.full((num_rows, num_outputs), np.nan, np.float32)
-        cpu.matmul_int8(x.numpy(), packed, out)
-        if num_rows <= MAX_INT8_ROWS:
-            exact = quantised(x).double() @ quantised(w).double().T
+        cpu.matmul(x.numpy(), packed, out)
+        if num_rows <= LIMITS[kind]:
+            exact = quantised(x).double() @ w.double().T
         else:
-            exact = x.bfloat16().double() @ quantised(w).bfloat16().double().T
-        # Ties are rounded away from zero when 8-bit weights are widened.
+            exact = x.bfloat16().double() @ w.bfloat16().double().T
+        # Ties are rounded away from zero when weights are widened.
         torch.testing.assert_close(torch.from_numpy(out), exact.float(), rtol=1e-4, atol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_weights_for_many_rows(kind: str) -> None:
+    """What processors do that multiply pairs of bfloat16; here it may be made of other instructions."""
+    packed, w = pack_quantised(random(40, 96), kind)
+    x = random(50, 96, seed=1)
+    out = np.full((50, 2 * PANEL), np.nan, np.float32)
+    by_widening(x.numpy(), packed, out)
+    exact = x.bfloat16().double() @ w.bfloat16().double().T
+    torch.testing.assert_close(torch.from_numpy(out[:, :40]), exact.float(), rtol=1e-4, atol=0.1)
 
 
 def quantised(values: torch.Tensor) -> torch.Tensor:
@@ -103,7 +127,7 @@ def test_int8_of_zeros_and_extremes() -> None:
     w[1] = 1.0
     w[2] = -1.0
     out = np.full((2, 3), np.nan, np.float32)
-    cpu.matmul_int8(x.numpy(), cpu.pack_weight_int8(w.numpy()), out)
+    cpu.matmul(x.numpy(), cpu.pack_weight_int8(w.numpy()), out)
     expected = torch.tensor([[0, 32e30, -32e30], [0, 0, 0]])
     torch.testing.assert_close(torch.from_numpy(out), expected, rtol=1e-6, atol=0)
 
@@ -141,6 +165,14 @@ def by_pairs(words: npt.NDArray[np.uint32], panels: npt.NDArray[np.uint32], out:
     w_panel, target = (0, PANEL, depth * PANEL), (0, out.shape[1])
     for accumulate in (0, 1):
         multiply_pairs(words, (0, depth), words.shape[0], panels, w_panel, depth, out, target, 2, accumulate)
+
+
+@njit  # type: ignore[untyped-decorator]
+def by_widening(x: cpu.Float32, packed: cpu.PackedWeight, out: cpu.Float32) -> None:
+    operand = new_wide_operand(x.shape[0], x.shape[1])
+    narrow_wide_rows(x, 0, x.shape[0], operand)
+    for panel in range(packed.shape[0]):
+        multiply_wide_panel(operand, x.shape[0], packed, panel, out, panel * PANEL, out.shape[1])
 
 
 @pytest.mark.parametrize("multiply", [by_rows, by_pairs])
