@@ -31,9 +31,11 @@ MODEL = "smollm2-135m-instruct"
 LENGTH, NUM_PIECES = 256, 10
 MODULES = (argparse, asyncio, inspect, json, logging, random, subprocess, typing)
 KINDS = {
-    "bfloat16": (torch.bfloat16, False, LENGTH),
-    "int8": (torch.bfloat16, True, LENGTH),
-    "int8.few_rows": (torch.bfloat16, True, 4),
+    "auto": (torch.bfloat16, "auto", LENGTH),
+    "auto.few_rows": (torch.bfloat16, "auto", 4),
+    "bfloat16": (torch.bfloat16, "dtype", LENGTH),
+    "int8": (torch.bfloat16, "int8", LENGTH),
+    "int8.few_rows": (torch.bfloat16, "int8", 4),
 }
 
 
@@ -52,9 +54,9 @@ def _texts() -> list[list[int]]:
     return pieces[:NUM_PIECES]
 
 
-def _judge(dtype: torch.dtype, int8_weights: bool, rows: int, texts: list[list[int]]) -> Judged:
+def _judge(dtype: torch.dtype, weights: str, rows: int, texts: list[list[int]]) -> Judged:
     """Runs the texts through the model, so many rows at a time."""
-    model = CpuDecoder(open_checkpoint(MODEL), dtype, LENGTH, int8_weights)
+    model = CpuDecoder(open_checkpoint(MODEL), dtype, LENGTH, weights)
     c, num_blocks = model.config, -(-LENGTH // BLOCK_SIZE)
     kv = kv_pool.allocate(c.num_layers, num_blocks, c.num_kv_heads, c.head_dim, dtype)
     losses, likeliest = [], []
@@ -73,10 +75,10 @@ def _judge(dtype: torch.dtype, int8_weights: bool, rows: int, texts: list[list[i
 
 def measure() -> list[dict[str, Any]]:
     texts = _texts()
-    exact = _judge(torch.float32, False, LENGTH, texts)
+    exact = _judge(torch.float32, "dtype", LENGTH, texts)
     figures = [figure("quality.float32.perplexity", float(np.exp(exact.loss)), "", "lower")]
-    for kind, (dtype, int8_weights, rows) in KINDS.items():
-        judged = _judge(dtype, int8_weights, rows, texts)
+    for kind, (dtype, weights, rows) in KINDS.items():
+        judged = _judge(dtype, weights, rows, texts)
         equal = float((judged.likeliest == exact.likeliest).float().mean())
         figures.append(figure(f"quality.{kind}.perplexity", float(np.exp(judged.loss)), "", "lower"))
         figures.append(figure(f"quality.{kind}.top1_equal", equal, "", "higher"))

@@ -29,7 +29,7 @@ from tests.services.memory_process import running_memory_manager
 NUM_STREAMS, NUM_PROMPT, NUM_OUTPUT = 16, 300, 64
 PAIRS = 5  # of rounds
 OPTIONS = EngineOptions(
-    served_name="", device="cpu", dtype="bfloat16", weights="dtype", max_model_len=0, num_blocks=1024,
+    served_name="", device="cpu", dtype="bfloat16", weights="auto", max_model_len=0, num_blocks=1024,
     memory_fraction=0.1, gpu_memory_utilization=0.9, max_num_seqs=NUM_STREAMS, max_num_batched_tokens=512,
     max_waiting=100, num_threads=0, speculation=True,
 )  # fmt: skip

@@ -8,7 +8,7 @@ class EngineOptions:
     served_name: str  # empty: the checkpoint's
     device: str  # "auto", "cpu" or "cuda"
     dtype: str  # "bfloat16", "float16" or "float32"
-    weights: str  # "dtype", or "int8" on a CPU
+    weights: str  # "auto", "dtype", or "int8" on a CPU
     max_model_len: int  # 0: the model's context
     num_blocks: int  # 0: from the device's memory
     memory_fraction: float  # of free RAM, on a CPU

@@ -81,7 +81,10 @@ class EngineConfig(CommonConfig):
         "bfloat16", "compute type of weights and KV cache", choices=("bfloat16", "float16", "float32")
     )
     weights: str = option(
-        "dtype", "matrices in the compute type, or on a CPU in 8 bits", choices=("dtype", "int8")
+        "auto",
+        "matrices of the compute type, or on a CPU of 8 bits or fewer; auto: on a CPU of as few bits as "
+        "a GGUF file has, and computed as exactly as the compute type",
+        choices=("auto", "dtype", "int8"),
     )
     max_model_len: int = option(0, "longest sequence in tokens; 0: the model's context length", minimum=0)
     kv_blocks: int = option(0, "blocks of 16 tokens in the KV pool; 0: from the device's memory", minimum=0)

@@ -49,7 +49,7 @@ def choose_backend(options: EngineOptions) -> Backend:
             if options.device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
             logger.warning("%s; computing on the CPU", error)
-    return CpuBackend(options.num_threads, options.memory_fraction, options.weights == "int8")
+    return CpuBackend(options.num_threads, options.memory_fraction, options.weights)
 
 
 def _cuda_backend(options: EngineOptions) -> Backend:

@@ -19,9 +19,10 @@ class CpuBackend:
     device = torch.device("cpu")
     records_decodes = False
 
-    def __init__(self, num_threads: int, memory_fraction: float, int8_weights: bool = False) -> None:
-        """num_threads 0: one per core. The pool takes `memory_fraction` of the RAM that is free."""
-        self._int8_weights = int8_weights
+    def __init__(self, num_threads: int, memory_fraction: float, weights: str = "dtype") -> None:
+        """num_threads 0: one per core. The pool takes `memory_fraction` of the RAM that is free. For `weights`
+        see `pack_weights`."""
+        self._weights = weights
         self._memory_fraction = memory_fraction
         threads = num_threads or os.cpu_count() or 1
         torch.set_num_threads(threads)
@@ -31,7 +32,7 @@ class CpuBackend:
         return torch.bfloat16 if wanted is torch.float16 else wanted  # CPUs have no float16 arithmetic
 
     def load(self, checkpoint: Checkpoint, dtype: torch.dtype, max_position: int) -> Model:
-        return CpuDecoder(checkpoint, dtype, max_position, self._int8_weights)
+        return CpuDecoder(checkpoint, dtype, max_position, self._weights)
 
     def pool_bytes(self) -> int:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

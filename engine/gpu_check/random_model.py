@@ -33,8 +33,8 @@ class RandomCheckpoint:
     def has(self, name: str) -> bool:
         return True
 
-    def is_4_bits(self, name: str) -> bool:
-        return False
+    def stored_bits(self, name: str) -> int | None:
+        return None
 
     def tensor_4_bits(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         raise ModelError(f"random weights are not of 4 bits: {name}")

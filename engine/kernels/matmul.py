@@ -5,7 +5,7 @@ A packed weight is one array, whose dtype says what it holds:
 
     uint32  [num_panels, K / 2, PANEL]   two bfloat16 of one output in a word, the even k in the low half
     float32 [num_panels, K, PANEL]
-    int8, uint8 [num_panels, K / 32, ...] numbers of 8 or 4 bits and their scales, see quantised.py
+    others  [num_panels, K / 32, ...]    numbers of 4 or 8 bits and their scales, see quantised.py
 
 A panel holds `PANEL` outputs (rows of w), the last one filled up with zeros. The rows of x are float32. A
 product with quantised weights quantises them too; where the processor multiplies pairs of bfloat16
@@ -24,6 +24,7 @@ from engine.kernels.pairs import multiplies_pairs, multiply_pairs, narrow
 from engine.kernels.quantised import (
     PackedInt4Weight,
     PackedInt8Weight,
+    format_of,
     is_quantised,
     new_quantised_rows,
     quantise_rows,
@@ -43,8 +44,10 @@ _LOG2_E = np.float32(1.4426950408889634)
 _ROWS_PER_TASK = 512 if HAS_AMX else 16 * MAX_TILE_ROWS
 _MAX_PANELS_PER_TASK = 8
 _TASKS_PER_THREAD = 8
-# Rows of a task up to which quantised weights meet quantised rows; more rows pay for widening the weights.
-MAX_INT8_ROWS, MAX_INT4_ROWS = (48, 16) if HAS_AMX else (16, 16) if HAS_BFLOAT16_DOT else (1 << 30, 1 << 30)
+# Rows of a task up to which quantised weights meet quantised rows of 8, and of 16 bits; more rows pay for
+# widening the weights. The matrix registers take 8-bit numbers only.
+_MAX_QUANTISED_ROWS, _MAX_ROWS_OF_16_BITS = (16, 8) if HAS_BFLOAT16_DOT else (1 << 30, 1 << 30)
+_MAX_ROWS_IN_REGISTERS = 48
 
 
 def pack_weight(w: npt.NDArray[Any]) -> npt.NDArray[np.uint32] | Float32:
@@ -73,10 +76,21 @@ def pair_gate_up(w: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(halves.swapaxes(0, 1)).reshape(-1, w.shape[1])
 
 
+def max_quantised_rows(dtype: types.Type) -> int:
+    """For packed weights of this numba dtype."""
+    if _multiplies_in_registers(dtype):
+        return _MAX_ROWS_IN_REGISTERS
+    return _MAX_QUANTISED_ROWS if format_of(dtype).row_parts == 1 else _MAX_ROWS_OF_16_BITS
+
+
+def _multiplies_in_registers(dtype: types.Type) -> bool:
+    return HAS_AMX and dtype == types.int8
+
+
 @by_type
-def _max_quantised_rows(panels):
-    limit = MAX_INT8_ROWS if panels.dtype == types.int8 else MAX_INT4_ROWS
-    return lambda panels: limit
+def _has_many_rows(num_rows, panels):
+    limit = max_quantised_rows(panels.dtype)
+    return lambda num_rows, panels: num_rows > limit
 
 
 @by_type
@@ -86,7 +100,7 @@ def _new_operand(x, panels):
 
         def both(x, panels):
             num_rows, depth = min(_ROWS_PER_TASK, x.shape[0]), x.shape[1]
-            return new_quantised_rows(num_rows, depth), new_wide_operand(num_rows, depth)
+            return new_quantised_rows(num_rows, depth, panels), new_wide_operand(num_rows, depth)
 
         return both
     if multiplies_pairs(panels.dtype):
@@ -100,10 +114,10 @@ def _prepare_operand(x, panels, row_begin, row_end, operand):
 
         def quantise(x, panels, row_begin, row_end, operand):
             rows, wide = operand
-            if row_end - row_begin > _max_quantised_rows(panels):
+            if _has_many_rows(row_end - row_begin, panels):
                 narrow_wide_rows(x, row_begin, row_end, wide)
             else:
-                quantise_rows(x, row_begin, row_end, rows)
+                quantise_rows(x, row_begin, row_end, rows, panels)
 
         return quantise
     if multiplies_pairs(panels.dtype):
@@ -119,7 +133,7 @@ def _prepare_operand(x, panels, row_begin, row_end, operand):
 def _multiply_panels(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
     """out_row: flat index of the first result, stride of rows."""
     if is_quantised(panels.dtype):
-        in_registers = HAS_AMX and panels.dtype == types.int8
+        in_registers = _multiplies_in_registers(panels.dtype)
         multiply_few = multiply_panel_in_registers if in_registers else multiply_quantised_panel
 
         def multiply_quantised(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
@@ -127,7 +141,7 @@ def _multiply_panels(x, row_begin, num_rows, operand, panels, panel, count, out,
             at, stride = out_row
             for index in range(count):
                 target = at + index * PANEL
-                if num_rows > _max_quantised_rows(panels):
+                if _has_many_rows(num_rows, panels):
                     multiply_wide_panel(wide, num_rows, panels, panel + index, out, target, stride)
                 else:
                     multiply_few(rows, num_rows, panels, panel + index, out, target, stride)

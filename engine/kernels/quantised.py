@@ -1,10 +1,11 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Weights of 4 or 8 bits, scaled in groups of 32 along the depth, and rows quantised on the fly to 8 bits.
+"""Weights of 4 or 8 bits, scaled in groups of 32 along the depth, and rows quantised on the fly.
 
-A packed weight is an array [num_panels, K / 32, bytes of a group], whose dtype says what it holds:
+A packed weight is an array [num_panels, K / 32, size of a group], whose dtype says what it holds, and to how
+many bits rows are quantised that it is multiplied with:
 
-    int8   numbers from -127 to 127: weight = scale * number
-    uint8  numbers from 0 to 15: weight = scale * number + minimum, as GGUF's Q4_1 has them
+    int8, int16    numbers from -127 to 127: weight = scale * number; rows of 8, 16 bits
+    uint8, uint16  numbers from 0 to 15: weight = scale * number + minimum, as GGUF's Q4_1 has them; the same
 
 A group begins with the numbers of its PANEL outputs in runs of 4 along the depth, [8 runs, PANEL, 4]; where
 they have 4 bits, the upper four runs are in the high halves of the lower four's bytes. Behind them are the
@@ -18,25 +19,26 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
-from engine.kernels.jit import inlined
+from engine.kernels.jit import by_type, inlined
 from engine.kernels.simd import F16, F32, I8, LANES, Emitter, Float32, Value, like, spread
 from engine.kernels.tile import PANEL, VECTORS_PER_PANEL
 from engine.kernels.vector_function import vector_function
 
-PackedInt8Weight = npt.NDArray[np.int8]
-PackedInt4Weight = npt.NDArray[np.uint8]
+PackedInt8Weight = npt.NDArray[np.int8] | npt.NDArray[np.int16]
+PackedInt4Weight = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 GROUP = 32
 RUN = 4  # numbers of an output that lie together: what one instruction multiplies and adds up
 NUM_RUNS = GROUP // RUN
 Q4_BLOCK_BYTES = 2 + 2 + GROUP // 2  # scale, minimum, numbers
-_LARGEST = 127.0
+_LARGEST = 127
 
 
 class Format(NamedTuple):
     """How a group of a panel is stored."""
 
     bits: int
+    row_parts: int = 1  # 8-bit numbers that a row's number is made of, the upper one first
 
     @property
     def scales_at(self) -> int:
@@ -66,16 +68,24 @@ class Format(NamedTuple):
 _VECTORS = range(VECTORS_PER_PANEL)
 
 
+_FORMATS = {
+    types.int8: Format(8),
+    types.uint8: Format(4),
+    types.int16: Format(8, row_parts=2),
+    types.uint16: Format(4, row_parts=2),
+}
+
+
 def format_of(dtype: types.Type) -> Format:
     """Of a packed weight with this numba dtype."""
-    return Format(8 if dtype == types.int8 else 4)
+    return _FORMATS[dtype]
 
 
 def is_quantised(dtype: types.Type) -> bool:
-    return dtype in (types.int8, types.uint8)
+    return dtype in _FORMATS
 
 
-def pack_weight_int8(w: Float32) -> PackedInt8Weight:
+def pack_weight_int8(w: Float32, row_bits: int = 8) -> PackedInt8Weight:
     """Quantises and packs w [N, K] float32, K a multiple of 32."""
     num_outputs, depth = w.shape
     if depth % GROUP:
@@ -85,17 +95,19 @@ def pack_weight_int8(w: Float32) -> PackedInt8Weight:
     padded[:num_outputs] = w.reshape(num_outputs, num_groups, GROUP)
     scales = np.abs(padded).max(-1) / np.float32(_LARGEST)
     numbers = np.rint(padded / np.where(scales == 0, 1, scales)[..., None]).astype(np.int8)
-    return _pack(numbers, scales[..., None])
+    packed = _pack(numbers, scales[..., None])
+    return packed if row_bits == 8 else packed.view(np.int16)
 
 
-def pack_weight_int4(blocks: npt.NDArray[np.uint8]) -> PackedInt4Weight:
+def pack_weight_int4(blocks: npt.NDArray[np.uint8], row_bits: int = 8) -> PackedInt4Weight:
     """Packs w [N, K / 32 * 20] of GGUF's Q4_1 blocks: scale and minimum as float16, then 16 bytes, whose low
     halves are the first 16 numbers and whose high halves are the others."""
     num_outputs, row_bytes = blocks.shape
     num_panels, num_groups = -(-num_outputs // PANEL), row_bytes // Q4_BLOCK_BYTES
     padded = np.zeros((num_panels * PANEL, num_groups, Q4_BLOCK_BYTES), np.uint8)
     padded[:num_outputs] = blocks.reshape(num_outputs, num_groups, Q4_BLOCK_BYTES)
-    return _pack(padded[..., 4:], np.ascontiguousarray(padded[..., :4]).view(np.float16))
+    packed = _pack(padded[..., 4:], np.ascontiguousarray(padded[..., :4]).view(np.float16))
+    return packed if row_bits == 8 else packed.view(np.uint16)
 
 
 def _pack(numbers: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -113,55 +125,72 @@ def _pack(numbers: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[An
 
 
 class QuantisedRows(NamedTuple):
-    numbers: npt.NDArray[np.int8]  # [rows, K]
+    numbers: npt.NDArray[np.int8]  # [rows, parts, K]
     scales: Float32  # [rows, K / 32]
     sums: Float32  # [rows, K / 32], of the numbers, scaled
 
 
+@by_type
+def row_parts(weights):
+    parts = format_of(weights.dtype).row_parts
+    return lambda weights: parts
+
+
 @inlined
-def new_quantised_rows(num_rows, depth):
+def new_quantised_rows(num_rows, depth, weights):
     num_groups = depth // GROUP
     return QuantisedRows(
-        np.empty((num_rows, depth), np.int8),
+        np.empty((num_rows, row_parts(weights), depth), np.int8),
         np.empty((num_rows, num_groups), np.float32),
         np.empty((num_rows, num_groups), np.float32),
     )
 
 
 def _emit_quantise(
-    emit: Emitter, _: list[Any], x: Value, x_at: Value, num_groups: Value, numbers: Value, scales: Value,
-    sums: Value,
+    emit: Emitter, dtypes: list[Any], x: Value, x_at: Value, num_groups: Value, row: Value, numbers: Value,
+    scales: Value, sums: Value, weights: Value,
 ) -> None:  # fmt: skip
-    """Groups of float32 numbers that lie together, from the arrays' beginnings."""
-    builder = emit.builder
-    x = emit.offset(x, (x_at, 4))
+    builder, parts = emit.builder, format_of(dtypes[-1]).row_parts
+    first = builder.mul(row, num_groups)
+    x, numbers = emit.offset(x, (x_at, 4)), emit.offset(numbers, (first, parts * GROUP))
+    scales, sums = emit.offset(scales, (first, 4)), emit.offset(sums, (first, 4))
     starts = range(0, GROUP, LANES)
+    most = float(_LARGEST if parts == 1 else _LARGEST << 8 | _LARGEST)
+    bytes_of_vector = ir.VectorType(I8, LANES)
     with emit.loop(num_groups) as group:
         values = [emit.load(emit.offset(x, (group, 4 * GROUP), 4 * at), emit.vector) for at in starts]
         largest = spread(emit.vector, 0.0)
         for value in values:
             largest = emit.maximum(emit.absolute(value), largest)
         top = emit.max_lanes(largest)
-        scale = builder.fmul(top, F32(1 / _LARGEST))
+        scale = builder.fmul(top, F32(1 / most))
         is_zero = builder.fcmp_ordered("==", top, F32(0.0))
-        factor = emit.splat(builder.select(is_zero, F32(0.0), builder.fdiv(F32(_LARGEST), top)))
+        factor = emit.splat(builder.select(is_zero, F32(0.0), builder.fdiv(F32(most), top)))
         total = spread(emit.vector, 0.0)
         for at, value in zip(starts, values, strict=True):
             whole = emit.nearest(builder.fmul(value, factor))
             total = builder.fadd(total, whole)
-            narrow = builder.trunc(builder.fptosi(whole, emit.int_vector), ir.VectorType(I8, LANES))
-            emit.store(narrow, emit.offset(numbers, (group, GROUP), at), align=1)
+            number = builder.fptosi(whole, emit.int_vector)
+            target = emit.offset(numbers, (group, GROUP), at)
+            if parts == 2:
+                upper = builder.ashr(
+                    builder.add(number, spread(emit.int_vector, 128)), spread(emit.int_vector, 8)
+                )
+                emit.store(builder.trunc(upper, bytes_of_vector), target, align=1)
+                target = emit.offset(target, (num_groups, GROUP))
+            emit.store(builder.trunc(number, bytes_of_vector), target, align=1)
         emit.store(scale, emit.offset(scales, (group, 4)))
         emit.store(builder.fmul(scale, emit.sum_lanes(total)), emit.offset(sums, (group, 4)))
 
 
+# quantise(x, x_at, num_groups, row, numbers, scales, sums, weights): a row.
 _quantise = vector_function(_emit_quantise)
 
 
 @inlined
-def quantise_rows(x, row_begin, row_end, rows):
+def quantise_rows(x, row_begin, row_end, rows, weights):
     """rows = x[row_begin:row_end]"""
-    num_groups = x.shape[1] // GROUP
-    _quantise(
-        x, row_begin * x.shape[1], (row_end - row_begin) * num_groups, rows.numbers, rows.scales, rows.sums
-    )
+    depth = x.shape[1]
+    for row in range(row_end - row_begin):
+        at = (row_begin + row) * depth
+        _quantise(x, at, depth // GROUP, row, rows.numbers, rows.scales, rows.sums, weights)

@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 
 from engine.kernels.jit import device
-from engine.kernels.quantised import GROUP, RUN, Format, format_of
+from engine.kernels.quantised import GROUP, RUN, Format, format_of, row_parts
 from engine.kernels.simd import CPU_FEATURES, F32, I8, I16, I32, I64, LANES, Emitter, Value, spread
 from engine.kernels.tile import MAX_TILE_ROWS, PANEL, VECTORS_PER_PANEL
 from engine.kernels.vector_function import vector_function
@@ -126,16 +126,20 @@ def _emit_rows(
     weights: Value, out: Value, out_stride: Value,
 ) -> None:  # fmt: skip
     """The product of num_rows rows and one panel; x: numbers, scales, sums."""
-    builder = emit.builder
+    builder, parts = emit.builder, format.row_parts
     numbers, scales, sums = x
     totals = [[emit.variable(spread(emit.vector, 0.0)) for _ in _VECTORS] for _ in range(num_rows)]
     panel_bytes = builder.mul(num_groups, I64(format.group_bytes))
     with emit.loop(num_groups) as group:
-        rows = [emit.offset(numbers, (num_groups, GROUP * row), (group, GROUP)) for row in range(num_rows)]
+        rows = [
+            emit.offset(numbers, (num_groups, GROUP * row), (group, GROUP)) for row in range(num_rows * parts)
+        ]
         block = emit.offset(weights, (group, format.group_bytes))
         products = _Sums(emit, format, rows, block, emit.offset(block, panel_bytes)).emit_all()
         emit.prefetch(emit.offset(block, panel_bytes, format.scales_at))
         emit.prefetch(emit.offset(block, panel_bytes, format.scales_at + 64))
+        if parts == 2:
+            products = [_join(emit, *both) for both in zip(products[::2], products[1::2], strict=True)]
         weight_scales = format.scales(emit, block)
         for row in range(num_rows):
             at = (num_groups, 4 * row), (group, 4)
@@ -152,6 +156,12 @@ def _emit_rows(
             emit.store(builder.load(variable), emit.offset(out, (out_stride, 4 * row), 4 * LANES * vector))
 
 
+def _join(emit: Emitter, upper: list[Value], lower: list[Value]) -> list[Value]:
+    """Sums for the halves of 16-bit numbers as sums for the numbers."""
+    builder, eight = emit.builder, spread(emit.int_vector, 8)
+    return [builder.add(builder.shl(high, eight), low) for high, low in zip(upper, lower, strict=True)]
+
+
 def _emit_tiles(
     emit: Emitter, dtypes: list[Any], numbers: Value, scales: Value, sums: Value, row: Value,
     num_groups: Value, weights: Value, panel: Value, out: Value, out_at: Value, out_stride: Value,
@@ -160,10 +170,11 @@ def _emit_tiles(
     """A switch over the number of rows."""
     builder, format = emit.builder, format_of(dtypes[3])
     first = builder.mul(row, num_groups)
-    x = emit.offset(numbers, (first, GROUP)), emit.offset(scales, (first, 4)), emit.offset(sums, (first, 4))
+    numbers = emit.offset(numbers, (first, format.row_parts * GROUP))
+    x = numbers, emit.offset(scales, (first, 4)), emit.offset(sums, (first, 4))
     weights = emit.offset(weights, (builder.mul(panel, num_groups), format.group_bytes))
     out = emit.offset(out, (out_at, 4))
-    for count in emit.cases(rows, range(1, MAX_TILE_ROWS + 1)):
+    for count in emit.cases(rows, range(1, MAX_TILE_ROWS // format.row_parts + 1)):
         _emit_rows(emit, format, count, x, num_groups, weights, out, out_stride)
 
 
@@ -174,7 +185,7 @@ _tile = vector_function(_emit_tiles)
 def multiply_quantised_panel(x, num_rows, weights, panel, out, out_at, out_stride):
     """out = the first of the `QuantisedRows` x times one panel; out_at is the flat index of the first
     result."""
-    num_blocks = -(-num_rows // MAX_TILE_ROWS)
+    num_blocks = -(-num_rows // (MAX_TILE_ROWS // row_parts(weights)))
     for block in range(num_blocks):
         row = block * num_rows // num_blocks
         rows = (block + 1) * num_rows // num_blocks - row

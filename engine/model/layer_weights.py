@@ -32,14 +32,16 @@ class LayerWeights:
     down: torch.Tensor  # [H, I]
 
 
-def matrices_in_4_bits(checkpoint: Checkpoint) -> frozenset[str]:
-    """Those that the file stores so in every layer."""
+def stored_bits(checkpoint: Checkpoint) -> dict[str, int]:
+    """Of each matrix that the file stores in the same few bits in every layer."""
     layers = range(checkpoint.config.num_layers)
-    return frozenset(
-        matrix
+    bits = {
+        matrix: {checkpoint.stored_bits(f"model.layers.{layer}.{part}") for layer in layers for part in parts}
         for matrix, parts in _MATRICES.items()
-        if all(checkpoint.is_4_bits(f"model.layers.{layer}.{part}") for layer in layers for part in parts)
-    )
+    }
+    return {
+        matrix: found.pop() or 0 for matrix, found in bits.items() if len(found) == 1 and None not in found
+    }
 
 
 def load_layer(checkpoint: Checkpoint, index: int, in_4_bits: Container[str] = ()) -> LayerWeights:

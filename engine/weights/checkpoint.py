@@ -25,12 +25,12 @@ class Checkpoint(Protocol):
 
     def has(self, name: str) -> bool: ...
 
-    def is_4_bits(self, name: str) -> bool:
-        """Whether the file stores this matrix in groups of 32 numbers of 4 bits."""
+    def stored_bits(self, name: str) -> int | None:
+        """4 or 8 if the file stores this matrix in groups of 32 numbers of so many bits."""
         ...
 
     def tensor_4_bits(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        """Such a matrix [N, K] as it is stored: uint8 [N, K / 32 * 20], in GGUF's Q4_1 blocks: scale and
+        """A matrix [N, K] of 4 bits as it is stored: uint8 [N, K / 32 * 20], in GGUF's Q4_1 blocks: scale and
         minimum as float16, then 16 bytes, numbers 0 to 15 in their low halves, 16 to 31 in the high ones."""
         ...
 

@@ -38,6 +38,9 @@ _TOP_NAMES = {
     "lm_head.weight": "output.weight",
 }
 
+# Of types with groups of 32 numbers.
+_BITS = {Type.Q4_0: 4, Type.Q4_1: 4, Type.Q8_0: 8}
+
 
 class GgufCheckpoint:
     """A `ModelFile` in one GGUF file; quantised tensors are widened to float32 when asked for."""
@@ -64,9 +67,9 @@ class GgufCheckpoint:
         array = np.array(values, dtype=np.float32).reshape(shape)
         return torch.from_numpy(self._in_order(name, array))
 
-    def is_4_bits(self, name: str) -> bool:
+    def stored_bits(self, name: str) -> int | None:
         stored = self._tensors.get(_gguf_name(name))
-        return stored is not None and stored.tensor_type in (Type.Q4_0, Type.Q4_1)
+        return None if stored is None else _BITS.get(stored.tensor_type)
 
     def tensor_4_bits(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         stored = self._stored(name, shape)

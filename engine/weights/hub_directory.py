@@ -40,8 +40,8 @@ class HubCheckpoint:
         check_shape(self.path, name, tensor.shape, shape)
         return tensor.float()
 
-    def is_4_bits(self, name: str) -> bool:
-        return False
+    def stored_bits(self, name: str) -> int | None:
+        return None
 
     def tensor_4_bits(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         raise ModelError(f"{self.path.name}: tensor {name} is not stored in 4 bits")

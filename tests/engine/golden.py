@@ -61,9 +61,9 @@ class Run(NamedTuple):
 class Golden:
     """The default model in one dtype."""
 
-    def __init__(self, dtype: torch.dtype, int8_weights: bool = False) -> None:
+    def __init__(self, dtype: torch.dtype, weights: str = "dtype") -> None:
         checkpoint = open_checkpoint("smollm2-135m-instruct")
-        self._model = CpuDecoder(checkpoint, dtype, MAX_POSITION, int8_weights)
+        self._model = CpuDecoder(checkpoint, dtype, MAX_POSITION, weights)
         self._dtype = dtype
 
     def forced_misses(self, cases: Rows[Case], chunk: int = MAX_POSITION) -> list[float]:

@@ -100,7 +100,7 @@ def request(
 def engine_options(**changes: Any) -> EngineOptions:
     """Of a small engine on the CPU."""
     small = EngineOptions(
-        served_name="", device="cpu", dtype="bfloat16", weights="dtype", max_model_len=0,
+        served_name="", device="cpu", dtype="bfloat16", weights="auto", max_model_len=0,
         num_blocks=24, memory_fraction=0.1,
         gpu_memory_utilization=0.9, max_num_seqs=4, max_num_batched_tokens=24, max_waiting=10,
         num_threads=0, speculation=True,

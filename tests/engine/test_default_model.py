@@ -75,14 +75,15 @@ def test_float32_is_identical_whatever_is_drafted(drafting: str, longest: int) -
     assert (accepted == drafted) == (drafting == "model"), "the same model is always right"
 
 
-def test_bfloat16_misses_only_near_ties() -> None:
-    misses = Golden(torch.bfloat16).forced_misses(CASES)
+@pytest.mark.parametrize("weights", ["auto", "dtype"])
+def test_bfloat16_misses_only_near_ties(weights: str) -> None:
+    misses = Golden(torch.bfloat16, weights).forced_misses(CASES)
     assert len(misses) <= 0.015 * num_tokens(CASES)
     assert all(margin <= 0.25 for margin in misses)
 
 
 def test_int8_weights_agree() -> None:
-    misses = Golden(torch.bfloat16, int8_weights=True).forced_misses(CASES)
+    misses = Golden(torch.bfloat16, "int8").forced_misses(CASES)
     assert len(misses) <= 0.05 * num_tokens(CASES)
     assert all(margin <= 1.0 for margin in misses)
 

@@ -67,10 +67,10 @@ def their_logits(model: Any) -> torch.Tensor:
 
 
 def our_logits(
-    path: Path, dtype: torch.dtype = torch.float32, chunk: int = len(TOKENS), int8_weights: bool = False
+    path: Path, dtype: torch.dtype = torch.float32, chunk: int = len(TOKENS), weights: str = "dtype"
 ) -> torch.Tensor:
     """Of TOKENS, by our decoder on the checkpoint at `path`, `chunk` tokens a step."""
-    model = CpuDecoder(open_checkpoint(str(path)), dtype, 256, int8_weights)
+    model = CpuDecoder(open_checkpoint(str(path)), dtype, 256, weights)
     c = model.config
     kv = kv_pool.allocate(c.num_layers, 12, c.num_kv_heads, c.head_dim, dtype)
     # With prompt logprobs asked for, every row has logits.
