@@ -20,8 +20,8 @@ class CpuBackend:
     records_decodes = False
 
     def __init__(self, num_threads: int, memory_fraction: float, weights: str = "dtype") -> None:
-        """num_threads 0: one per core. The pool takes `memory_fraction` of the RAM that is free. For `weights`
-        see `pack_weights`."""
+        """num_threads 0: one per core. The pool takes `memory_fraction` of the RAM that is free. `weights` as
+        in `pack_weights`."""
         self._weights = weights
         self._memory_fraction = memory_fraction
         threads = num_threads or os.cpu_count() or 1
