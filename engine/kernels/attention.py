@@ -6,7 +6,7 @@ import numpy as np
 from engine.kernels.attention_item import attend, new_scratch
 from engine.kernels.attention_plan import SHARED, TABLE, plan_attention
 from engine.kernels.attention_rows import add_scaled, clear, copy_scaled
-from engine.kernels.jit import device, inlined, parallel_kernel, run_team
+from engine.kernels.jit import borrowed, device, inlined, keep, parallel_kernel, run_team
 from engine.kernels.rows import rows_per_task
 from engine.kernels.simd import Cache, Float32, Int32, float_bits
 from engine.kernels.team import Team, claim, finish, new_counters, wait
@@ -41,7 +41,8 @@ def attention_phases(
 ):
     """`paged_attention_shared` by a plan, shared by the team; part_sums [num_parts, Hq, D], part_stats
     [num_parts, Hq, 2]."""
-    scratch = new_scratch(k_cache, q.shape[2])
+    own_scratch = new_scratch(k_cache, q.shape[2])
+    scratch = borrowed(own_scratch)
     num_kv_heads = k_cache.shape[1]
     num_tasks = plan.items.shape[0] * num_kv_heads
     task = claim(team, phase, num_tasks)
@@ -52,6 +53,7 @@ def attention_phases(
         attend(q, k_cache, v_cache, table, plan, item, head, scale, out, part_sums, part_stats, scratch)
         finish(team, phase)
         task = claim(team, phase, num_tasks)
+    keep(own_scratch)
     wait(team, phase, num_tasks)
     if part_sums.shape[0] > 0:
         _merge_phase(team, phase + 1, plan, part_sums, part_stats, out)

@@ -19,6 +19,7 @@ from numba import config, njit, types
 from numba.core import cgutils
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.extending import intrinsic, overload
+from numba.np.arrayobj import make_array
 from numba.np.ufunc.parallel import _launch_threads
 
 from engine.kernels.simd import HAS_AMX
@@ -93,6 +94,25 @@ def parallel_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @intrinsic
+def borrowed(typing_context: Any, value: types.Type) -> Any:
+    """The arrays of an array or tuple without their owner, which is not to be let go before `keep(value)`:
+    references to them are not counted, at every slice and attribute."""
+    del typing_context
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return _borrowed(context, builder, signature.args[0], values[0])
+
+    return value(value), generate
+
+
+@intrinsic
+def keep(typing_context: Any, value: types.Type) -> Any:
+    """Keeps a value until here."""
+    del typing_context
+    return types.void(value), lambda context, builder, signature, values: context.get_dummy_value()
+
+
+@intrinsic
 def run_team(typing_context: Any, worker: types.Dispatcher, args: types.BaseTuple) -> Any:
     """Calls worker(thread, *args) on each of numba's threads, numbered from 0, and returns when all calls
     have.
@@ -124,6 +144,20 @@ def run_team(typing_context: Any, worker: types.Dispatcher, args: types.BaseTupl
     return types.void(worker, args), generate
 
 
+def _borrowed(context: Any, builder: Any, kind: types.Type, value: Any) -> Any:
+    """A value whose arrays have no owner. Counting references to what all threads use would have them wait
+    for each other at every slice; the caller holds them all until the team is done."""
+    if isinstance(kind, types.Array):
+        array = make_array(kind)(context, builder, value)
+        array.meminfo = cgutils.get_null_value(array.meminfo.type)
+        return array._getvalue()
+    if isinstance(kind, types.BaseTuple):
+        for index, part in enumerate(kind):
+            item = _borrowed(context, builder, part, builder.extract_value(value, index))
+            value = builder.insert_value(value, item, index)
+    return value
+
+
 def _emit_thread_main(
     context: Any, builder: Any, worker: Any, signature: Any, arguments_type: ir.Type
 ) -> Any:
@@ -140,7 +174,10 @@ def _emit_thread_main(
     compiled = worker.dispatcher.get_compile_result(signature)
     context.add_linking_libs([compiled.library])
     callee = context.declare_function(builder.module, compiled.fndesc)
-    unpacked = [inner.extract_value(arguments, index) for index in range(len(signature.args) - 1)]
+    unpacked = [
+        _borrowed(context, inner, kind, inner.extract_value(arguments, index))
+        for index, kind in enumerate(signature.args[1:])
+    ]
     context.call_conv.call_function(inner, callee, signature.return_type, signature.args, [thread, *unpacked])
     inner.ret_void()
     return function

@@ -19,7 +19,16 @@ import numpy.typing as npt
 from numba import types
 
 from engine.kernels.int8_amx import multiply_panel_in_registers
-from engine.kernels.jit import NUM_THREADS, by_type, device, inlined, parallel_kernel, run_team
+from engine.kernels.jit import (
+    NUM_THREADS,
+    borrowed,
+    by_type,
+    device,
+    inlined,
+    keep,
+    parallel_kernel,
+    run_team,
+)
 from engine.kernels.pairs import multiplies_pairs, multiply_pairs, narrow
 from engine.kernels.quantised import (
     PackedInt4Weight,
@@ -205,8 +214,8 @@ def _multiply_tasks(team, phase, x, panels, out, with_silu):
     panels_per_task = num_panels * row_tasks // (NUM_THREADS * _TASKS_PER_THREAD)
     panels_per_task = max(2, min(_MAX_PANELS_PER_TASK, panels_per_task // 2 * 2))
     panel_tasks = -(-num_panels // panels_per_task)
-    spill = np.empty((min(_ROWS_PER_TASK, num_rows), 2 * PANEL), np.float32)
-    operand = _new_operand(x, panels)
+    own = np.empty((min(_ROWS_PER_TASK, num_rows), 2 * PANEL), np.float32), _new_operand(x, panels)
+    spill, operand = borrowed(own)
     prepared = -1
     num_tasks = row_tasks * panel_tasks
     task = claim(team, phase, num_tasks)
@@ -224,6 +233,7 @@ def _multiply_tasks(team, phase, x, panels, out, with_silu):
             _multiply_task(x, operand, panels, out, row_begin, row_end, panel_begin, panel_end, spill)
         finish(team, phase)
         task = claim(team, phase, num_tasks)
+    keep(own)
     wait(team, phase, num_tasks)
 
 

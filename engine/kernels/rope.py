@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from engine.kernels.jit import device, kernel
+from engine.kernels.jit import borrowed, device, keep, kernel
 from engine.kernels.rows import rows_per_task
 from engine.kernels.simd import Cache, Float32, Int32, float_bits
 from engine.kernels.team import alone, claim, finish, wait
@@ -73,7 +73,8 @@ def rope_phase(
     num_rows = qkv.shape[0]
     size = rows_per_task(num_rows)
     num_tasks = -(-num_rows // size)
-    head = np.empty(q_out.shape[2], np.float32)
+    own_head = np.empty(q_out.shape[2], np.float32)
+    head = borrowed(own_head)
     task = claim(team, phase, num_tasks)
     while task < num_tasks:
         for row in range(task * size, min(num_rows, (task + 1) * size)):
@@ -83,6 +84,7 @@ def rope_phase(
             )
         finish(team, phase)
         task = claim(team, phase, num_tasks)
+    keep(own_head)
     wait(team, phase, num_tasks)
 
 
