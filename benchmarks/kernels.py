@@ -92,8 +92,9 @@ def batch_of(contexts: list[tuple[int, int]], logit_rows: list[int]) -> tuple[cp
     cu_query_lens = np.concatenate(([0], np.cumsum(rows))).astype(np.int32)
     none = np.empty(0, np.int32)
     batch = cpu.DecoderBatch(
-        np.concatenate(ranges), np.concatenate(slots), tables, cu_query_lens, lengths,
-        np.array(logit_rows, np.int32), none, none.reshape(0, 1), none, cpu.causal(cu_query_lens, lengths),
+        np.arange(rows.sum(), dtype=np.int32), np.concatenate(ranges), np.concatenate(slots), tables,
+        cu_query_lens, lengths, np.array(logit_rows, np.int32), none, none.reshape(0, 1), none,
+        cpu.causal(cu_query_lens, lengths),
     )  # fmt: skip
     return batch, tables.size
 
@@ -146,8 +147,9 @@ def random_decoder(kind: str) -> cpu.DecoderWeights:
     norms, none = np.ones((NUM_LAYERS, HIDDEN), np.float32), np.empty((NUM_LAYERS, 0), np.float32)
     qkv_size = (NUM_HEADS + 2 * NUM_KV_HEADS) * DIM
     return cpu.DecoderWeights(
-        norms, layers(qkv_size, HIDDEN), none, none, none, layers(HIDDEN, NUM_HEADS * DIM), norms,
-        layers(2 * INTERMEDIATE, HIDDEN), layers(HIDDEN, INTERMEDIATE), norms[0], matrix(VOCABULARY, HIDDEN),
+        random_bits(generator, VOCABULARY, HIDDEN), norms, layers(qkv_size, HIDDEN), none, none, none,
+        layers(HIDDEN, NUM_HEADS * DIM), norms, layers(2 * INTERMEDIATE, HIDDEN),
+        layers(HIDDEN, INTERMEDIATE), norms[0], matrix(VOCABULARY, HIDDEN),
     )  # fmt: skip
 
 
@@ -166,8 +168,7 @@ def step_figures() -> list[dict[str, Any]]:
             def run(
                 weights: Any = weights, batch: Any = batch, pool: Any = pool, logits: Any = logits
             ) -> None:
-                hidden = np.ones((len(logits), HIDDEN), np.float32)
-                cpu.decoder_step(hidden, weights, shape, rope, batch, pool, logits)
+                cpu.decoder_step(weights, shape, rope, batch, pool, logits)
 
             milliseconds = 1e3 * best_seconds(run)
             figures.append(figure(f"kernels.step_{kind}.m{num_rows}_ms", milliseconds, "ms", "lower"))

@@ -14,7 +14,7 @@ from engine.kernels.attention_plan import plan_attention
 from engine.kernels.jit import device, inlined, parallel_kernel, run_team
 from engine.kernels.matmul import PackedWeight, multiply_phase, multiply_silu_phase
 from engine.kernels.rope import rope_phase
-from engine.kernels.rows import add_norm_phase, norm_phase
+from engine.kernels.rows import add_norm_phase, embed_norm_phase
 from engine.kernels.simd import Cache, Float32, Int32, float_bits
 from engine.kernels.team import Team, claim, finish, new_counters, wait
 from engine.kernels.tree import Tree
@@ -26,6 +26,7 @@ class DecoderWeights(NamedTuple):
     """Weights of L layers, stacked, and of the head; norms and biases are float32. What a model lacks has a
     last axis of 0."""
 
+    embedding: Cache  # [V, H], float32 or bfloat16 bits
     attention_norm: Float32  # [L, H]
     qkv: PackedWeight  # [L, ...], (Hq + 2 Hkv) D outputs: queries, keys, values
     qkv_bias: Float32  # [L, (Hq + 2 Hkv) D]
@@ -50,6 +51,7 @@ class DecoderBatch(NamedTuple):
     """A ragged batch, as `paged_attention_shared` and `rope_write_kv` describe it; the groups may be
     empty."""
 
+    token_ids: Int32  # [T]
     positions: Int32  # [T]
     slot_mapping: Int32  # [T]
     block_tables: Int32  # [S, max_blocks]
@@ -63,6 +65,7 @@ class DecoderBatch(NamedTuple):
 
 
 class _Buffers(NamedTuple):
+    hidden: Float32  # [T, H]
     normed: Float32  # [T, H]
     qkv: Float32  # [T, (Hq + 2 Hkv) D]
     q: Float32  # [T, Hq, D]
@@ -80,6 +83,7 @@ def _new_buffers(num_rows, width, num_last, shape, num_kv_heads, dim, plan):
     num_heads, size = shape.num_heads, shape.intermediate_size
     sums, stats = new_parts(plan, num_heads, dim)
     return _Buffers(
+        np.empty((num_rows, width), np.float32),
         np.empty((num_rows, width), np.float32),
         np.empty((num_rows, (num_heads + 2 * num_kv_heads) * dim), np.float32),
         np.empty((num_rows, num_heads, dim), np.float32),
@@ -140,12 +144,15 @@ def _select_phase(team, phase, rows, hidden, attended, buffers):
 
 
 @device
-def _decode(thread, counters, hidden, weights, shape, rope, batch, plan, pool, buffers, logits):
+def _decode(thread, counters, weights, shape, rope, batch, plan, pool, buffers, logits):
     """One thread's way through all phases."""
-    team = Team(counters, thread)
+    team, hidden = Team(counters, thread), buffers.hidden
     num_layers, num_rows, num_logits = pool.shape[0], hidden.shape[0], logits.shape[0]
     attended = buffers.attended.reshape(num_rows, -1)
-    norm_phase(team, 0, hidden, weights.attention_norm[0], shape.norm_eps, buffers.normed)
+    norm = weights.attention_norm[0]
+    embed_norm_phase(
+        team, 0, batch.token_ids, weights.embedding, norm, shape.norm_eps, hidden, buffers.normed
+    )
     for layer in range(num_layers):
         phase = 1 + layer * _PHASES_PER_LAYER
         last = layer + 1 == num_layers
@@ -165,7 +172,7 @@ def _decode(thread, counters, hidden, weights, shape, rope, batch, plan, pool, b
 
 
 @parallel_kernel
-def _decoder_step(hidden, weights, shape, rope, batch, pool, logits):
+def _decoder_step(weights, shape, rope, batch, pool, logits):
     num_layers, _, _, num_kv_heads, _, dim = pool.shape
     counters = new_counters(2 + num_layers * _PHASES_PER_LAYER)
     plan = plan_attention(
@@ -176,18 +183,19 @@ def _decoder_step(hidden, weights, shape, rope, batch, pool, logits):
         batch.tree,
         shape.num_heads // num_kv_heads,
     )
-    num_last = logits.shape[0] if logits.shape[0] < hidden.shape[0] else 0
-    buffers = _new_buffers(hidden.shape[0], hidden.shape[1], num_last, shape, num_kv_heads, dim, plan)
-    run_team(_decode, (counters, hidden, weights, shape, rope, batch, plan, pool, buffers, logits))
+    num_rows = batch.token_ids.shape[0]
+    num_last = logits.shape[0] if logits.shape[0] < num_rows else 0
+    buffers = _new_buffers(num_rows, weights.embedding.shape[1], num_last, shape, num_kv_heads, dim, plan)
+    run_team(_decode, (counters, weights, shape, rope, batch, plan, pool, buffers, logits))
 
 
 def decoder_step(
-    hidden: Float32, weights: DecoderWeights, shape: DecoderShape, rope: tuple[Float32, Float32],
-    batch: DecoderBatch, pool: Cache, logits: Float32,
+    weights: DecoderWeights, shape: DecoderShape, rope: tuple[Float32, Float32], batch: DecoderBatch,
+    pool: Cache, logits: Float32,
 ) -> None:  # fmt: skip
     """Runs a batch through the model: writes its keys and values, and the logits of the wanted rows.
 
-    hidden [T, H] holds the embeddings and is used up; rope is cos, sin [P, D / 2]; pool [L, 2, B, Hkv, 16,
+    rope is cos, sin [P, D / 2]; pool [L, 2, B, Hkv, 16,
     D]; logits [R, V] gets rows logit_rows [R] of the batch, in ascending order; R may be 0.
     """
-    _decoder_step(hidden, weights, shape, rope, batch, float_bits(pool), logits)
+    _decoder_step(weights, shape, rope, batch, float_bits(pool), logits)

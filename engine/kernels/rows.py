@@ -1,10 +1,11 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Row by row kernels of a transformer layer: normalisation, residual sum."""
+"""Row by row kernels of a transformer: embedding, normalisation, residual sum."""
 
 import numpy as np
 
 from engine.kernels.jit import NUM_THREADS, device, inlined, kernel
 from engine.kernels.team import alone, claim, finish, wait
+from engine.kernels.vector_function import load_float
 
 _TASKS_PER_THREAD = 4
 
@@ -23,6 +24,24 @@ def _normalise_row(x, weight, eps, out, row):
     scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
     for index in range(width):
         out[row, index] = x[row, index] * scale * weight[index]
+
+
+@device
+def embed_norm_phase(team, phase, token_ids, embedding, weight, eps, hidden, out):
+    """hidden [T, H] = embedding [V, H] of the tokens [T]; out = hidden / rms(hidden) * weight."""
+    num_rows, width = hidden.shape
+    size = rows_per_task(num_rows)
+    num_tasks = -(-num_rows // size)
+    task = claim(team, phase, num_tasks)
+    while task < num_tasks:
+        for row in range(task * size, min(num_rows, (task + 1) * size)):
+            start = token_ids[row] * np.int64(width)
+            for index in range(width):
+                hidden[row, index] = load_float(embedding, start + index)
+            _normalise_row(hidden, weight, eps, out, row)
+        finish(team, phase)
+        task = claim(team, phase, num_tasks)
+    wait(team, phase, num_tasks)
 
 
 @device

@@ -80,11 +80,15 @@ def sample_rows(
 
 @njit(nogil=True, cache=True)
 def _argmax(values: Float32) -> int:
-    best = 0
-    for i in range(values.shape[0]):
-        if values[i] > values[best]:
-            best = i
-    return best
+    # Whole numbers in the order of the floats: their maximum needs no care for NaN, so it is vector code.
+    bits = values.view(np.int32)
+    highest = np.int32(-0x80000000)
+    for i in range(bits.shape[0]):
+        highest = max(highest, bits[i] ^ ((bits[i] >> 31) & np.int32(0x7FFFFFFF)))
+    for i in range(bits.shape[0]):
+        if bits[i] ^ ((bits[i] >> 31) & np.int32(0x7FFFFFFF)) == highest:
+            return i
+    return 0
 
 
 @njit(nogil=True, cache=True)

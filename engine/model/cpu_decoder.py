@@ -31,7 +31,6 @@ class CpuDecoder:
         cos, sin = rope_tables(config, max_position)
         self._rope = cos.numpy(), sin.numpy()
         embedding = checkpoint.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        self._embedding = embedding.to(dtype)
         self._logits = torch.empty(0, config.vocab_size)
         self._weights = pack_weights(checkpoint, embedding, dtype, weights)
         self._shape = cpu.DecoderShape(
@@ -40,17 +39,14 @@ class CpuDecoder:
 
     def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
         """Valid until the next call."""
-        hidden = self._embedding[torch.from_numpy(batch.token_ids)].float()
         logits = self._room_for_logits(len(batch.logit_rows))
         shared = batch.shared_runs
         rows = cpu.DecoderBatch(
-            batch.positions, batch.slot_mapping, batch.block_tables, batch.cu_query_lens, batch.context_lens,
-            batch.logit_rows, shared.group_of, shared.group_blocks, shared.group_lens,
+            batch.token_ids, batch.positions, batch.slot_mapping, batch.block_tables, batch.cu_query_lens,
+            batch.context_lens, batch.logit_rows, shared.group_of, shared.group_blocks, shared.group_lens,
             batch.tree or cpu.causal(batch.cu_query_lens, batch.context_lens),
         )  # fmt: skip
-        cpu.decoder_step(
-            hidden.numpy(), self._weights, self._shape, self._rope, rows, kv.as_numpy(), logits.numpy()
-        )
+        cpu.decoder_step(self._weights, self._shape, self._rope, rows, kv.as_numpy(), logits.numpy())
         return logits
 
     def _room_for_logits(self, num_rows: int) -> torch.Tensor:

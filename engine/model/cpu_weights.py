@@ -40,7 +40,8 @@ def pack_weights(
         for target, part in zip(stacked, layer, strict=True):
             target[index] = part
     final_norm = checkpoint.tensor("model.norm.weight", (config.hidden_size,)).numpy()
-    return cpu.DecoderWeights._make([*stacked, final_norm, _pack_head(checkpoint, embedding, form)])
+    head = _pack_head(checkpoint, embedding, form)
+    return cpu.DecoderWeights._make([_bits(embedding, dtype), *stacked, final_norm, head])
 
 
 class _Form:
@@ -61,9 +62,12 @@ class _Form:
                 return cpu.pack_weight_int8(weight.numpy(), self._row_bits)
             except ValueError as error:
                 raise ModelError(f"--weights int8: {error}") from error
-        if self._dtype == torch.float32:
-            return cpu.pack_weight(weight.numpy())
-        return cpu.pack_weight(weight.to(torch.bfloat16).view(torch.uint16).numpy())
+        return cpu.pack_weight(_bits(weight, self._dtype))
+
+
+def _bits(weight: torch.Tensor, dtype: torch.dtype) -> npt.NDArray[np.float32] | npt.NDArray[np.uint16]:
+    """As float32, or the bits of bfloat16."""
+    return weight.numpy() if dtype == torch.float32 else weight.to(torch.bfloat16).view(torch.uint16).numpy()
 
 
 def _pack_layer(layer: LayerWeights, form: _Form, bits: dict[str, int]) -> tuple[Array, ...]:

@@ -85,7 +85,7 @@ def random_model(sizes: Sizes) -> Model:
     return Model(sizes, layers, norm(s.hidden), matrix(s.vocabulary, s.hidden))
 
 
-def pack(model: Model, kind: str) -> cpu.DecoderWeights:
+def pack(model: Model, kind: str, embedding: cpu.Float32) -> cpu.DecoderWeights:
     def packed(weight: torch.Tensor) -> cpu.PackedWeight:
         if kind == "int8":
             return cpu.pack_weight_int8(weight.numpy())
@@ -105,8 +105,8 @@ def pack(model: Model, kind: str) -> cpu.DecoderWeights:
         return np.stack([getattr(layer, name).numpy() for layer in model.layers])
 
     return cpu.DecoderWeights(
-        vectors("attention_norm"), matrices("qkv"), vectors("qkv_bias"), vectors("q_norm"), vectors("k_norm"),
-        matrices("output"), vectors("mlp_norm"), gate_up, matrices("down"),
+        embedding, vectors("attention_norm"), matrices("qkv"), vectors("qkv_bias"), vectors("q_norm"),
+        vectors("k_norm"), matrices("output"), vectors("mlp_norm"), gate_up, matrices("down"),
         model.final_norm.numpy(), packed(model.head),
     )  # fmt: skip
 
@@ -127,8 +127,9 @@ def make_batch(contexts: list[tuple[int, int]], logit_rows: list[int]) -> tuple[
     cu_query_lens = np.cumsum([0] + [new for _, new in contexts], dtype=np.int32)
     lengths = np.array([length for length, _ in contexts], np.int32)
     batch = cpu.DecoderBatch(
-        np.array(positions, np.int32), np.array(slots, np.int32), tables, cu_query_lens, lengths,
-        np.array(logit_rows, np.int32), none, none.reshape(0, 1), none, cpu.causal(cu_query_lens, lengths),
+        np.arange(len(positions), dtype=np.int32), np.array(positions, np.int32), np.array(slots, np.int32),
+        tables, cu_query_lens, lengths, np.array(logit_rows, np.int32), none, none.reshape(0, 1), none,
+        cpu.causal(cu_query_lens, lengths),
     )  # fmt: skip
     return batch, len(order)
 
@@ -183,9 +184,8 @@ def check(
     expected = run_reference(model, hidden, batch, expected_pool, dtype)
     logits = np.full((len(logit_rows), s.vocabulary), np.nan, np.float32)
     cpu.decoder_step(
-        hidden.numpy().copy(), pack(model, kind),
-        cpu.DecoderShape(s.num_heads, s.intermediate, EPS, s.dim**-0.5), rope_tables(2000, s.dim), batch,
-        pool, logits,
+        pack(model, kind, hidden.numpy()), cpu.DecoderShape(s.num_heads, s.intermediate, EPS, s.dim**-0.5),
+        rope_tables(2000, s.dim), batch, pool, logits,
     )  # fmt: skip
     np.testing.assert_allclose(logits, expected.numpy(), atol=tolerance, rtol=0)
     actual_values, expected_values = from_cache(pool), from_cache(expected_pool)
