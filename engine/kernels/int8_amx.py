@@ -19,7 +19,7 @@ from engine.kernels.vector_function import vector_function
 _SUMS, _X, _W = (0, 1), 4, (6, 7)
 _SUMS_BYTES = 4 * SIDE * PANEL  # of a group: for each half of the panel 16 rows of 16 sums
 _GROUPS_AHEAD = 8
-_GROUP_BYTES = Format(8).group_bytes
+_GROUP_BYTES = Format(8, row_bits=8).group_bytes
 
 
 def _new_memory(emit: Emitter, num_bytes: int) -> Value:

@@ -89,7 +89,7 @@ def max_quantised_rows(dtype: types.Type) -> int:
     """For packed weights of this numba dtype."""
     if _multiplies_in_registers(dtype):
         return _MAX_ROWS_IN_REGISTERS
-    return _MAX_QUANTISED_ROWS if format_of(dtype).row_parts == 1 else _MAX_ROWS_OF_16_BITS
+    return _MAX_QUANTISED_ROWS if format_of(dtype).row_bits == 8 else _MAX_ROWS_OF_16_BITS
 
 
 def _multiplies_in_registers(dtype: types.Type) -> bool:
@@ -126,7 +126,7 @@ def _prepare_operand(x, panels, row_begin, row_end, operand):
             if _has_many_rows(row_end - row_begin, panels):
                 narrow_wide_rows(x, row_begin, row_end, wide)
             else:
-                quantise_rows(x, row_begin, row_end, rows, panels)
+                quantise_rows(x, row_begin, row_end, rows)
 
         return quantise
     if multiplies_pairs(panels.dtype):

@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 
 from engine.kernels.jit import by_type, inlined
-from engine.kernels.simd import F16, F32, I8, LANES, Emitter, Float32, Value, like, spread
+from engine.kernels.simd import CPU_FEATURES, F16, F32, I8, LANES, Emitter, Float32, Value, like, spread
 from engine.kernels.tile import PANEL, VECTORS_PER_PANEL
 from engine.kernels.vector_function import vector_function
 
@@ -31,14 +31,23 @@ GROUP = 32
 RUN = 4  # numbers of an output that lie together: what one instruction multiplies and adds up
 NUM_RUNS = GROUP // RUN
 Q4_BLOCK_BYTES = 2 + 2 + GROUP // 2  # scale, minimum, numbers
-_LARGEST = 127
+_LARGEST = np.float32(127.0)
+# Processors that add up four products of bytes (VNNI) are slower with 16-bit numbers than with both halves of
+# them: a group of a row then holds the upper bytes, then the lower ones.
+HAS_VNNI = all(map(CPU_FEATURES.get, ("avx512vnni", "avx512vl"))) or (
+    LANES == 8 and bool(CPU_FEATURES.get("avxvnni"))
+)
 
 
 class Format(NamedTuple):
     """How a group of a panel is stored."""
 
     bits: int
-    row_parts: int = 1  # 8-bit numbers that a row's number is made of, the upper one first
+    row_bits: int
+
+    @property
+    def splits_rows(self) -> bool:
+        return HAS_VNNI and self.row_bits == 16
 
     @property
     def scales_at(self) -> int:
@@ -69,10 +78,10 @@ _VECTORS = range(VECTORS_PER_PANEL)
 
 
 _FORMATS = {
-    types.int8: Format(8),
-    types.uint8: Format(4),
-    types.int16: Format(8, row_parts=2),
-    types.uint16: Format(4, row_parts=2),
+    types.int8: Format(8, row_bits=8),
+    types.uint8: Format(4, row_bits=8),
+    types.int16: Format(8, row_bits=16),
+    types.uint16: Format(4, row_bits=16),
 }
 
 
@@ -93,7 +102,7 @@ def pack_weight_int8(w: Float32, row_bits: int = 8) -> PackedInt8Weight:
     num_panels, num_groups = -(-num_outputs // PANEL), depth // GROUP
     padded = np.zeros((num_panels * PANEL, num_groups, GROUP), np.float32)
     padded[:num_outputs] = w.reshape(num_outputs, num_groups, GROUP)
-    scales = np.abs(padded).max(-1) / np.float32(_LARGEST)
+    scales = np.abs(padded).max(-1) / _LARGEST
     numbers = np.rint(padded / np.where(scales == 0, 1, scales)[..., None]).astype(np.int8)
     packed = _pack(numbers, scales[..., None])
     return packed if row_bits == 8 else packed.view(np.int16)
@@ -125,22 +134,22 @@ def _pack(numbers: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[An
 
 
 class QuantisedRows(NamedTuple):
-    numbers: npt.NDArray[np.int8]  # [rows, parts, K]
+    numbers: npt.NDArray[np.int8] | npt.NDArray[np.int16]  # [rows, K]; a run of 16 bits: 0, 2, 1, 3
     scales: Float32  # [rows, K / 32]
     sums: Float32  # [rows, K / 32], of the numbers, scaled
 
 
 @by_type
-def row_parts(weights):
-    parts = format_of(weights.dtype).row_parts
-    return lambda weights: parts
+def _new_numbers(num_rows, depth, weights):
+    dtype = np.int8 if format_of(weights.dtype).row_bits == 8 else np.int16
+    return lambda num_rows, depth, weights: np.empty((num_rows, depth), dtype)
 
 
 @inlined
 def new_quantised_rows(num_rows, depth, weights):
     num_groups = depth // GROUP
     return QuantisedRows(
-        np.empty((num_rows, row_parts(weights), depth), np.int8),
+        _new_numbers(num_rows, depth, weights),
         np.empty((num_rows, num_groups), np.float32),
         np.empty((num_rows, num_groups), np.float32),
     )
@@ -148,15 +157,20 @@ def new_quantised_rows(num_rows, depth, weights):
 
 def _emit_quantise(
     emit: Emitter, dtypes: list[Any], x: Value, x_at: Value, num_groups: Value, row: Value, numbers: Value,
-    scales: Value, sums: Value, weights: Value,
+    scales: Value, sums: Value,
 ) -> None:  # fmt: skip
-    builder, parts = emit.builder, format_of(dtypes[-1]).row_parts
+    builder, number = emit.builder, ir.IntType(dtypes[1].bitwidth)
+    size = number.width // 8
     first = builder.mul(row, num_groups)
-    x, numbers = emit.offset(x, (x_at, 4)), emit.offset(numbers, (first, parts * GROUP))
+    x, numbers = emit.offset(x, (x_at, 4)), emit.offset(numbers, (first, size * GROUP))
     scales, sums = emit.offset(scales, (first, 4)), emit.offset(sums, (first, 4))
     starts = range(0, GROUP, LANES)
-    most = float(_LARGEST if parts == 1 else _LARGEST << 8 | _LARGEST)
+    split = HAS_VNNI and size == 2
+    most = 127.0 * 256 + 127 if split else float((1 << number.width - 1) - 1)
     bytes_of_vector = ir.VectorType(I8, LANES)
+    in_order = [
+        run + lane for run in range(0, LANES, RUN) for lane in ((0, 2, 1, 3) if size == 2 else range(RUN))
+    ]
     with emit.loop(num_groups) as group:
         values = [emit.load(emit.offset(x, (group, 4 * GROUP), 4 * at), emit.vector) for at in starts]
         largest = spread(emit.vector, 0.0)
@@ -170,27 +184,28 @@ def _emit_quantise(
         for at, value in zip(starts, values, strict=True):
             whole = emit.nearest(builder.fmul(value, factor))
             total = builder.fadd(total, whole)
-            number = builder.fptosi(whole, emit.int_vector)
-            target = emit.offset(numbers, (group, GROUP), at)
-            if parts == 2:
-                upper = builder.ashr(
-                    builder.add(number, spread(emit.int_vector, 128)), spread(emit.int_vector, 8)
-                )
+            whole = builder.fptosi(whole, emit.int_vector)
+            target = emit.offset(numbers, (group, size * GROUP), at if split else size * at)
+            if split:
+                upper = builder.add(whole, spread(emit.int_vector, 128))
+                upper = builder.ashr(upper, spread(emit.int_vector, 8))
                 emit.store(builder.trunc(upper, bytes_of_vector), target, align=1)
-                target = emit.offset(target, (num_groups, GROUP))
-            emit.store(builder.trunc(number, bytes_of_vector), target, align=1)
+                emit.store(builder.trunc(whole, bytes_of_vector), emit.offset(target, GROUP), align=1)
+                continue
+            narrow = builder.trunc(whole, ir.VectorType(number, LANES))
+            emit.store(emit.shuffle(narrow, narrow, in_order), target, align=1)
         emit.store(scale, emit.offset(scales, (group, 4)))
         emit.store(builder.fmul(scale, emit.sum_lanes(total)), emit.offset(sums, (group, 4)))
 
 
-# quantise(x, x_at, num_groups, row, numbers, scales, sums, weights): a row.
+# quantise(x, x_at, num_groups, row, numbers, scales, sums): a row.
 _quantise = vector_function(_emit_quantise)
 
 
 @inlined
-def quantise_rows(x, row_begin, row_end, rows, weights):
+def quantise_rows(x, row_begin, row_end, rows):
     """rows = x[row_begin:row_end]"""
     depth = x.shape[1]
     for row in range(row_end - row_begin):
         at = (row_begin + row) * depth
-        _quantise(x, at, depth // GROUP, row, rows.numbers, rows.scales, rows.sums, weights)
+        _quantise(x, at, depth // GROUP, row, rows.numbers, rows.scales, rows.sums)

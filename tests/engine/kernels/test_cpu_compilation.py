@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import engine.kernels
+from engine.kernels.simd import CPU_FEATURES
 
 KERNELS = Path(engine.kernels.__file__).parent
 ROOT = KERNELS.parent.parent
@@ -21,17 +24,19 @@ assert np.allclose(out, 1)
 print(sum(rows.rms_norm.stats.cache_hits.values()))
 """
 
-# Vectors of 16 lanes on any machine: LLVM splits what does not fit its registers.
-WIDE = """
+# As if the processor had just these features. Vectors of 16 lanes run on any machine: LLVM splits what does
+# not fit its registers.
+OTHER_PROCESSOR = """
 import sys
 import llvmlite.binding as llvm
+pretended, lanes = sys.argv[1].split(), int(sys.argv[2])
 features = llvm.get_host_cpu_features
-llvm.get_host_cpu_features = lambda: {"avx512f": True}
+llvm.get_host_cpu_features = lambda: dict.fromkeys(pretended, True)
 import engine.kernels.simd
 llvm.get_host_cpu_features = features
-assert engine.kernels.simd.LANES == 16
+assert engine.kernels.simd.LANES == lanes
 import pytest
-sys.exit(pytest.main(sys.argv[1:]))
+sys.exit(pytest.main(sys.argv[3:]))
 """
 
 
@@ -55,8 +60,18 @@ def test_cache(tmp_path: Path) -> None:
     assert run(NORM, tmp_path, cache) == "0"
 
 
-def test_sixteen_lanes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("features", "lanes", "only"),
+    [
+        ("avx512f", 16, "bfloat16 or quantised or (test_shapes and 9-3-96)"),
+        ("avx2", 8, "quantised"),
+        ("", 8, "quantised"),
+    ],
+)
+def test_other_processors(features: str, lanes: int, only: str, tmp_path: Path) -> None:
+    if features == "avx2" and not CPU_FEATURES.get("avx2"):
+        pytest.skip("its instructions are called by name")
     here = Path(__file__).parent
     tests = [f"{here}/test_cpu_matmul.py", f"{here}/test_cpu_attention.py::test_shapes"]
-    only = "bfloat16 or int8 or (test_shapes and 9-3-96)"
-    run(WIDE, ROOT, tmp_path, "-q", "-p", "no:cacheprovider", "-k", only, *tests)
+    options = "-q", "-p", "no:cacheprovider", "-k", only
+    run(OTHER_PROCESSOR, ROOT, tmp_path, features, str(lanes), *options, *tests)
