@@ -13,13 +13,17 @@ CHUNKS = {"whole": 512, "chunked": 16, "decoded": 1}
 
 def measure() -> list[dict[str, Any]]:
     """Shares: `forced` behind the reference's own tokens; `free` up to each output's first divergence."""
-    return [*_measure("bf16", torch.bfloat16, FORCED_TARGET, None), *_measure("f32", torch.float32, 1.0, 1.0)]
+    kinds = (
+        ("default", Golden(torch.bfloat16, "auto"), FORCED_TARGET, None),
+        ("bf16", Golden(torch.bfloat16, "dtype"), FORCED_TARGET, None),
+        ("f32", Golden(torch.float32), 1.0, 1.0),
+    )
+    return [figure for kind in kinds for figure in _measure(*kind)]
 
 
 def _measure(
-    name: str, dtype: torch.dtype, forced_target: float, free_target: float | None
+    name: str, golden: Golden, forced_target: float, free_target: float | None
 ) -> list[dict[str, Any]]:
-    golden = Golden(dtype)
     figures = []
     for how, chunk in CHUNKS.items():
         share = 1 - len(golden.forced_misses(CASES, chunk)) / num_tokens(CASES)

