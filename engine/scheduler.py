@@ -16,7 +16,7 @@ from engine.sampler import Sampled
 from engine.selection import can_run, select
 from engine.sequence import FinishReason, Request, Sequence, Status
 from engine.speculation.drafter import DraftTree
-from engine.speculation.planner import SpeculationPlanner, learn
+from engine.speculation.planner import SpeculationPlanner
 from engine.step_budget import StepBudget
 from engine.stopping import append_tokens
 from engine.waiting import WaitingQueue
@@ -62,6 +62,7 @@ class Scheduler:
         self._ended: list[SequenceOutput] = []  # terminal outputs not made by a step's tokens
         self._num_added = 0
         self._num_steps = 0
+        self._last_step_at = time.perf_counter()
         self._short_of = 0  # blocks the first waiting sequence needs and could not have
 
     @property
@@ -244,6 +245,7 @@ class Scheduler:
         outputs, self._ended = self._ended, []
         if batch is None or result is None:
             return outputs
+        self._note_time(result.seconds)
         self._budget.observe(batch.num_tokens, result.seconds)
         self._metrics.observe_step(batch, result.seconds)
         for item, sampled in zip(batch.scheduled, result.sampled, strict=True):
@@ -255,10 +257,18 @@ class Scheduler:
                 outputs.extend(self._extend(item, sampled))
         return outputs
 
+    def _note_time(self, seconds: float) -> None:
+        now = time.perf_counter()
+        if self._planner is not None:
+            # Longer than a step, it was no work.
+            self._planner.note_between(min(now - seconds - self._last_step_at, seconds))
+        self._last_step_at = now
+
     def _settle_draft(self, sequence: Sequence, draft: DraftTree, tokens: list[int]) -> None:
         """Accepted tokens have their K/V; rejected ones are forgotten by not counting them."""
         sequence.num_computed += len(tokens) - 1
-        learn(sequence, draft, tokens)
+        if self._planner is not None:
+            self._planner.acceptance.learn(sequence, draft, tokens)
 
     def _extend(self, item: ScheduledSequence, sampled: list[Sampled]) -> list[SequenceOutput]:
         """Appends what was sampled for a sequence and, at the end of their prompt, its siblings."""

@@ -21,19 +21,23 @@ class DraftTree:
     those before it. A chain is a tree with one branch.
     """
 
-    def __init__(self, tokens: list[int], parents: list[int], source: DraftSource) -> None:
+    def __init__(
+        self, tokens: list[int], parents: list[int], source: DraftSource, match_length: int = 0
+    ) -> None:
+        """match_length: tokens before node 1 that were like this before, where the draft rests on that."""
         self.tokens = tokens
         self.parents = parents
         self.source = source
+        self.match_length = match_length
 
     @classmethod
-    def chain(cls, tokens: list[int], source: DraftSource) -> "DraftTree":
-        return cls(tokens, list(range(len(tokens))), source)
+    def chain(cls, tokens: list[int], source: DraftSource, match_length: int = 0) -> "DraftTree":
+        return cls(tokens, list(range(len(tokens))), source, match_length)
 
     @classmethod
-    def merged(cls, branches: Iterable[list[int]], source: DraftSource) -> "DraftTree":
+    def merged(cls, branches: Iterable[list[int]], source: DraftSource, match_length: int = 0) -> "DraftTree":
         """Branches that begin with the same tokens share their nodes."""
-        tree = cls([], [], source)
+        tree = cls([], [], source, match_length)
         nodes: dict[tuple[int, int], int] = {}  # by parent and token
         for branch in branches:
             at = 0
@@ -52,7 +56,10 @@ class DraftTree:
             kept[node] = len(kept)
         chosen = [node - 1 for node in kept if node]
         return DraftTree(
-            [self.tokens[i] for i in chosen], [kept[self.parents[i]] for i in chosen], self.source
+            [self.tokens[i] for i in chosen],
+            [kept[self.parents[i]] for i in chosen],
+            self.source,
+            self.match_length,
         )
 
     @property

@@ -3,27 +3,24 @@
 from collections.abc import Sequence as Rows
 
 from engine.grammar import is_legal
-from engine.sequence import PRIOR_ACCEPTANCE, Sequence
+from engine.sequence import Sequence
+from engine.speculation.acceptance import Acceptance
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.drafter import Drafter, DraftTree
 from engine.speculation.step_cost import StepCost
 
 MAX_DRAFT_TOKENS = 16
-
-# While nothing is drafted a sequence's acceptance slowly returns to hope, so that text that becomes
-# predictable is noticed.
-LEARNING_RATE = 0.15
-FORGETTING_RATE = 0.004
+BETWEEN_LEARNING_RATE = 0.05
 
 
 class SpeculationPlanner:
     """Proposes drafts that are worth their rows.
 
-    A step with R rows takes T(R). A sequence's acceptance is the probability that a drafted token is right
-    when the one it follows is; of several that follow the same one, each catches its share of what those
-    before it missed. So every node of a draft has a probability to yield a token. The likeliest nodes are
-    verified, as many as maximise expected tokens per second. Where a step without any draft is cheaper than T
-    says, all drafts together must be worth that too.
+    A step with R rows takes T(R). A drafted token has a chance to be right when the one it follows is; of
+    several that follow the same one, each catches its share of what those before it missed. So every node of
+    a draft has a probability to yield a token. The likeliest nodes are verified, as many as maximise expected
+    tokens per second. Where a step without any draft is cheaper than T says, all drafts together must be
+    worth that too. What passes between steps counts as well.
     """
 
     def __init__(
@@ -37,10 +34,12 @@ class SpeculationPlanner:
 
         plain_cost: of steps of one row a sequence, where that differs.
         """
+        self.acceptance = Acceptance()
         self._drafters = drafters
         self._draft_model = draft_model
         self._cost = cost
         self._plain_cost = plain_cost or cost
+        self._between_s = 0.0
 
     def plan(self, decodes: Rows[Sequence], num_other_rows: int, budget: int) -> dict[int, DraftTree]:
         """Drafts by index into `decodes`; `budget` bounds their total number of tokens."""
@@ -50,7 +49,9 @@ class SpeculationPlanner:
         for i, sequence in enumerate(decodes):
             limit = min(MAX_DRAFT_TOKENS, budget)
             draft = self._propose(sequence, limit, rows, expected)
-            likeliest = [] if draft is None else _by_probability(draft, sequence.acceptance)[:limit]
+            likeliest = []
+            if draft is not None:
+                likeliest = _by_probability(draft, self.acceptance.chances(sequence, draft))[:limit]
             count = self._worthwhile([probability for _, probability in likeliest], rows, expected)
             # Room for twice as much next time: a draft is cut where its blocks end.
             sequence.draft_room = min(MAX_DRAFT_TOKENS, 2 * count)
@@ -65,12 +66,19 @@ class SpeculationPlanner:
             drafts = {}
         for i, sequence in enumerate(decodes):
             if i not in drafts:
-                sequence.acceptance += FORGETTING_RATE * (PRIOR_ACCEPTANCE - sequence.acceptance)
+                self.acceptance.forget(sequence)
         return drafts
 
+    def note_between(self, seconds: float) -> None:
+        """What passed between two steps."""
+        self._between_s += BETWEEN_LEARNING_RATE * (seconds - self._between_s)
+
+    def _seconds(self, rows: int) -> float:
+        return self._cost.seconds(rows) + self._between_s
+
     def _beats_plain(self, expected: float, rows: int, num_decodes: int) -> bool:
-        plain_rate = num_decodes / self._plain_cost.seconds(num_decodes)
-        return expected / self._cost.seconds(rows) > plain_rate
+        plain_rate = num_decodes / (self._plain_cost.seconds(num_decodes) + self._between_s)
+        return expected / self._seconds(rows) > plain_rate
 
     def _worthwhile(
         self, probabilities: Rows[float], rows: int, expected: float, seconds_each: float = 0.0
@@ -79,11 +87,11 @@ class SpeculationPlanner:
 
         seconds_each: what a node costs besides its row.
         """
-        best, best_rate = 0, expected / self._cost.seconds(rows)
+        best, best_rate = 0, expected / self._seconds(rows)
         gain = 0.0
         for count, probability in enumerate(probabilities, 1):
             gain += probability
-            rate = (expected + gain) / (self._cost.seconds(rows + count) + count * seconds_each)
+            rate = (expected + gain) / (self._seconds(rows + count) + count * seconds_each)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
@@ -116,26 +124,15 @@ def _legal(draft: DraftTree | None, sequence: Sequence) -> DraftTree | None:
     return draft.restricted(legal) if legal else None
 
 
-def _by_probability(draft: DraftTree, acceptance: float) -> list[tuple[int, float]]:
-    """Nodes with their probabilities, the likeliest first; a node never comes before its parent."""
+def _by_probability(draft: DraftTree, chances: Rows[float]) -> list[tuple[int, float]]:
+    """Nodes with their probabilities, the likeliest first; a node never comes before its parent.
+
+    chances: of each depth.
+    """
     probabilities, missed = [1.0], [1.0]
-    for parent in draft.parents:
-        probabilities.append(probabilities[parent] * missed[parent] * acceptance)
-        missed[parent] *= 1 - acceptance
+    for parent, depth in zip(draft.parents, draft.depths, strict=True):
+        chance = chances[depth - 1]
+        probabilities.append(probabilities[parent] * missed[parent] * chance)
+        missed[parent] *= 1 - chance
         missed.append(1.0)
     return sorted(enumerate(probabilities[1:], 1), key=lambda node: -node[1])
-
-
-def learn(sequence: Sequence, draft: DraftTree, tokens: Rows[int]) -> None:
-    """Updates the sequence's acceptance by the target's `tokens`: every drafted token that was compared with
-    one of them was a hit or a miss."""
-    at = 0
-    for token in tokens:
-        for child in draft.children(at):
-            hit = draft.tokens[child - 1] == token
-            sequence.acceptance += LEARNING_RATE * (hit - sequence.acceptance)
-            if hit:
-                at = child
-                break
-        else:
-            return

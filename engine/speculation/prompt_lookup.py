@@ -47,7 +47,7 @@ class PromptLookup:
             return None
         matches = sorted(((_match_length(tokens, end), end) for end in ends), key=lambda match: -match[0])
         branches = [tokens[end : end + min(max_depth, length)] for length, end in matches]
-        return DraftTree.merged(branches[: self._max_branches], DraftSource.PROMPT_LOOKUP)
+        return DraftTree.merged(branches[: self._max_branches], DraftSource.PROMPT_LOOKUP, matches[0][0])
 
 
 def _match_length(tokens: list[int], end: int) -> int:

@@ -19,4 +19,4 @@ class SharedIndex:
         if offered.tokens[: len(since)] != since or len(since) >= len(offered.tokens):
             sequence.offered_draft = None
             return None
-        return DraftTree.chain(offered.tokens[len(since) :][:max_depth], DraftSource.SHARED_INDEX)
+        return DraftTree.chain(offered.tokens[len(since) :][:max_depth], DraftSource.SHARED_INDEX, len(since))

@@ -14,8 +14,9 @@ from engine.page_mover import Move
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
 from engine.sequence import PRIOR_ACCEPTANCE, Sequence
+from engine.speculation.acceptance import LEARNING_RATE, Acceptance
 from engine.speculation.drafter import DraftSource, DraftTree
-from engine.speculation.planner import LEARNING_RATE, MAX_DRAFT_TOKENS, SpeculationPlanner, learn
+from engine.speculation.planner import MAX_DRAFT_TOKENS, SpeculationPlanner
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.step_cost import StepCost
 from engine.speculation.verification import accepted_paths
@@ -113,7 +114,7 @@ def test_no_tree_is_larger_than_a_draft_may_be() -> None:
 )
 def test_every_node_that_was_compared_is_learned_from(tokens: list[int], hits: list[int]) -> None:
     sequence, expected = decoding([1]), PRIOR_ACCEPTANCE
-    learn(sequence, FORK, tokens)
+    Acceptance().learn(sequence, FORK, tokens)
     for hit in hits:
         expected += LEARNING_RATE * (hit - expected)
     assert sequence.acceptance == pytest.approx(expected)

@@ -1,8 +1,9 @@
 """What is drafted, and how much of it is verified."""
 
 from engine.sequence import Sequence
+from engine.speculation.acceptance import Acceptance
 from engine.speculation.drafter import DraftSource, DraftTree
-from engine.speculation.planner import SpeculationPlanner, learn
+from engine.speculation.planner import SpeculationPlanner
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.step_cost import StepCost
 from tests.engine.harness import request
@@ -46,11 +47,27 @@ def test_drafts_must_pay_for_a_plain_step_that_is_cheaper() -> None:
 
 
 def test_acceptance_is_learned() -> None:
-    sequence = Sequence(request("r", [1]), 0, 0)
+    sequence, acceptance = Sequence(request("r", [1]), 0, 0), Acceptance()
     draft = DraftTree.chain([1, 2, 3, 4], DraftSource.PROMPT_LOOKUP)
     for _ in range(30):
-        learn(sequence, draft, [7])
+        acceptance.learn(sequence, draft, [7])
     assert sequence.acceptance < 0.05
     for _ in range(30):
-        learn(sequence, draft, [1, 2, 3, 4, 7])
+        acceptance.learn(sequence, draft, [1, 2, 3, 4, 7])
     assert sequence.acceptance > 0.95
+
+
+def test_long_matches_are_trusted_more_when_they_were_right_more_often() -> None:
+    acceptance, newcomer = Acceptance(), Sequence(request("new", [1]), 0, 0)
+    short, long = (DraftTree.chain([5, 6], DraftSource.PROMPT_LOOKUP, length) for length in (3, 20))
+    for i in range(100):
+        sequence = Sequence(request(f"r{i}", [1]), 0, i)
+        acceptance.learn(sequence, short, [7])
+        acceptance.learn(sequence, long, [5, 6, 7])
+    (first_short, _), (first_long, second_long) = (acceptance.chances(newcomer, d) for d in (short, long))
+    assert first_short < 0.5 < 0.8 < first_long
+    assert second_long > 0.8
+    # Deep in a chain the match is as long as if it had been from the start.
+    deep = acceptance.chances(newcomer, DraftTree.chain([1] * 19, DraftSource.PROMPT_LOOKUP, 3))
+    assert deep[17] == first_long
+    assert deep[0] == first_short

@@ -1,0 +1,54 @@
+"""How likely drafted tokens are to be right, learned from those that were verified.
+
+A guess rests on a match: the longer the text that has been like this before, the likelier it goes on as it
+did then. A chain's later tokens are compared only after those before them were right, so their match is
+longer. The rate of each length is learned from all sequences, a sequence's own from itself; both count alike.
+"""
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+
+from engine.sequence import PRIOR_ACCEPTANCE, Sequence
+from engine.speculation.drafter import DraftSource, DraftTree
+
+LONGEST = 32
+# Until more is known, a match of one length is trusted little, of the other much.
+_SHORT, _LONG = 3, 16
+# Of a sequence; while nothing is drafted its acceptance slowly returns to hope, so that text that becomes
+# predictable is noticed.
+LEARNING_RATE = 0.15
+FORGETTING_RATE = 0.004
+# Of a length of match.
+_COMMON_LEARNING_RATE = 0.02
+
+
+class Acceptance:
+    def __init__(self) -> None:
+        hoped = np.interp(range(LONGEST + 1), (_SHORT, _LONG), (0.6, 0.95)).tolist()
+        self._rates: dict[DraftSource, list[float]] = {source: list(hoped) for source in DraftSource}
+
+    def chances(self, sequence: Sequence, draft: DraftTree) -> list[float]:
+        """Of each depth, 1 first: that a token of the draft is right if those before it are."""
+        rates, deepest = self._rates[draft.source], max(draft.depths, default=0)
+        lengths = (min(draft.match_length + depth, LONGEST) for depth in range(deepest))
+        return [(rates[length] + sequence.acceptance) / 2 for length in lengths]
+
+    def learn(self, sequence: Sequence, draft: DraftTree, tokens: Rows[int]) -> None:
+        """Every drafted token that was compared with one of the target's `tokens` was a hit or a miss."""
+        rates, at = self._rates[draft.source], 0
+        for depth, token in enumerate(tokens):
+            length = min(draft.match_length + depth, LONGEST)
+            for child in draft.children(at):
+                hit = draft.tokens[child - 1] == token
+                sequence.acceptance += LEARNING_RATE * (hit - sequence.acceptance)
+                rates[length] += _COMMON_LEARNING_RATE * (hit - rates[length])
+                if hit:
+                    at = child
+                    break
+            else:
+                return
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is drafted for it in this step."""
+        sequence.acceptance += FORGETTING_RATE * (PRIOR_ACCEPTANCE - sequence.acceptance)
