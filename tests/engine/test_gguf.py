@@ -115,7 +115,7 @@ def test_a_file_without_a_head_size_has_the_usual_one(file: Path) -> None:
         (
             "block_count",
             4,
-            r"model\.layers\.3\.mlp\.gate_proj\.weight \(blk\.3\.ffn_gate\.weight\) is missing",
+            r"model\.layers\.3\.input_layernorm\.weight \(blk\.3\.attn_norm\.weight\) is missing",
         ),
         ("feed_forward_length", 90, r"mlp\.gate_proj\.weight has shape \[96, 128\], expected \[90, 128\]"),
         ("attention__head_count_kv", 3, "4 heads cannot share 3 KV heads"),
