@@ -107,6 +107,7 @@ class Sequence:
         self.started = False  # an output has been sent
         self.offered_draft: OfferedDraft | None = None  # by the memory manager
         self.acceptance = PRIOR_ACCEPTANCE  # of drafted tokens, an exponential average
+        self.num_judged = 0  # drafted tokens in it
         self.shadow: Sequence | None = None  # the same tokens in a draft model's pages
         self.draft_room = 0  # slots wanted for drafts beyond the next token
 

@@ -2,7 +2,8 @@
 
 A guess rests on a match: the longer the text that has been like this before, the likelier it goes on as it
 did then. A chain's later tokens are compared only after those before them were right, so their match is
-longer. The rate of each length is learned from all sequences, a sequence's own from itself; both count alike.
+longer. The rate of each length is learned from all sequences, and counts until enough is known of the one
+that is drafted for.
 """
 
 from collections.abc import Sequence as Rows
@@ -20,7 +21,8 @@ _SHORT, _LONG = 3, 16
 LEARNING_RATE = 0.15
 FORGETTING_RATE = 0.004
 # Of a length of match.
-_COMMON_LEARNING_RATE = 0.02
+_COMMON_LEARNING_RATE = 0.05
+_COMMON_WEIGHT = 4  # in verified tokens of a sequence
 
 
 class Acceptance:
@@ -32,7 +34,8 @@ class Acceptance:
         """Of each depth, 1 first: that a token of the draft is right if those before it are."""
         rates, deepest = self._rates[draft.source], max(draft.depths, default=0)
         lengths = (min(draft.match_length + depth, LONGEST) for depth in range(deepest))
-        return [(rates[length] + sequence.acceptance) / 2 for length in lengths]
+        own = sequence.num_judged / (sequence.num_judged + _COMMON_WEIGHT)
+        return [own * sequence.acceptance + (1 - own) * rates[length] for length in lengths]
 
     def learn(self, sequence: Sequence, draft: DraftTree, tokens: Rows[int]) -> None:
         """Every drafted token that was compared with one of the target's `tokens` was a hit or a miss."""
@@ -42,6 +45,7 @@ class Acceptance:
             for child in draft.children(at):
                 hit = draft.tokens[child - 1] == token
                 sequence.acceptance += LEARNING_RATE * (hit - sequence.acceptance)
+                sequence.num_judged += 1
                 rates[length] += _COMMON_LEARNING_RATE * (hit - rates[length])
                 if hit:
                     at = child
