@@ -6,7 +6,7 @@ from engine.kernels.decoder import DecoderBatch, DecoderShape, DecoderWeights, d
 from engine.kernels.matmul import PackedWeight, matmul, matmul_silu, pack_weight, pair_gate_up
 from engine.kernels.quantised import PackedInt8Weight, pack_weight_int4, pack_weight_int8
 from engine.kernels.rope import rope_write_kv
-from engine.kernels.rows import add_rms_norm, rms_norm
+from engine.kernels.rows import add_rms_norm, embed_rms_norm
 from engine.kernels.simd import Cache, Float32, Int32
 from engine.kernels.tree import Tree, causal
 from engine.kernels.verify import verify_drafts, verify_tree
@@ -26,6 +26,7 @@ __all__ = [
     "compact_kv",
     "copy_blocks",
     "decoder_step",
+    "embed_rms_norm",
     "gather_blocks",
     "matmul",
     "matmul_silu",
@@ -35,7 +36,6 @@ __all__ = [
     "paged_attention",
     "paged_attention_shared",
     "pair_gate_up",
-    "rms_norm",
     "rope_write_kv",
     "verify_drafts",
     "verify_tree",

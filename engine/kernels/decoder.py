@@ -195,7 +195,7 @@ def decoder_step(
 ) -> None:  # fmt: skip
     """Runs a batch through the model: writes its keys and values, and the logits of the wanted rows.
 
-    rope is cos, sin [P, D / 2]; pool [L, 2, B, Hkv, 16,
-    D]; logits [R, V] gets rows logit_rows [R] of the batch, in ascending order; R may be 0.
+    rope is cos, sin [P, D / 2]; pool [L, 2, B, Hkv, 16, D]; logits [R, V] gets rows
+    logit_rows [R] of the batch, in ascending order; R may be 0.
     """
     _decoder_step(weights, shape, rope, batch, float_bits(pool), logits)

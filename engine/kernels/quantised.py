@@ -32,6 +32,7 @@ RUN = 4  # numbers of an output that lie together: what one instruction multipli
 NUM_RUNS = GROUP // RUN
 Q4_BLOCK_BYTES = 2 + 2 + GROUP // 2  # scale, minimum, numbers
 _LARGEST = np.float32(127.0)
+_VECTORS = range(VECTORS_PER_PANEL)
 # Processors that add up four products of bytes (VNNI) are slower with 16-bit numbers than with both halves of
 # them: a group of a row then holds the upper bytes, then the lower ones.
 HAS_VNNI = all(map(CPU_FEATURES.get, ("avx512vnni", "avx512vl"))) or (
@@ -72,9 +73,6 @@ class Format(NamedTuple):
             for first in (0, PANEL)
         )
         return list(zip(scales, minima, strict=True))
-
-
-_VECTORS = range(VECTORS_PER_PANEL)
 
 
 _FORMATS = {

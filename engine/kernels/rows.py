@@ -28,7 +28,7 @@ def _normalise_row(x, weight, eps, out, row):
 
 @device
 def embed_norm_phase(team, phase, token_ids, embedding, weight, eps, hidden, out):
-    """hidden [T, H] = embedding [V, H] of the tokens [T]; out = hidden / rms(hidden) * weight."""
+    """`embed_rms_norm`, shared by the team."""
     num_rows, width = hidden.shape
     size = rows_per_task(num_rows)
     num_tasks = -(-num_rows // size)
@@ -39,21 +39,6 @@ def embed_norm_phase(team, phase, token_ids, embedding, weight, eps, hidden, out
             for index in range(width):
                 hidden[row, index] = load_float(embedding, start + index)
             _normalise_row(hidden, weight, eps, out, row)
-        finish(team, phase)
-        task = claim(team, phase, num_tasks)
-    wait(team, phase, num_tasks)
-
-
-@device
-def norm_phase(team, phase, x, weight, eps, out):
-    """out [T, H] = x / rms(x) * weight, shared by the team."""
-    num_rows = x.shape[0]
-    size = rows_per_task(num_rows)
-    num_tasks = -(-num_rows // size)
-    task = claim(team, phase, num_tasks)
-    while task < num_tasks:
-        for row in range(task * size, min(num_rows, (task + 1) * size)):
-            _normalise_row(x, weight, eps, out, row)
         finish(team, phase)
         task = claim(team, phase, num_tasks)
     wait(team, phase, num_tasks)
@@ -77,9 +62,12 @@ def add_norm_phase(team, phase, residual, delta, weight, eps, out):
 
 
 @kernel
-def rms_norm(x, weight, eps, out):
-    """out [T, H] = x [T, H] / rms(x) * weight [H], all float32."""
-    norm_phase(alone(), 0, x, weight, eps, out)
+def embed_rms_norm(token_ids, embedding, weight, eps, hidden, out):
+    """hidden [T, H] = embedding [V, H] of the tokens [T], out = hidden / rms(hidden) * weight [H].
+
+    The embedding is float32, or bfloat16 bits.
+    """
+    embed_norm_phase(alone(), 0, token_ids, embedding, weight, eps, hidden, out)
 
 
 @kernel

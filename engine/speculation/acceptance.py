@@ -31,9 +31,9 @@ class Acceptance:
         self._rates: dict[DraftSource, list[float]] = {source: list(hoped) for source in DraftSource}
 
     def chances(self, sequence: Sequence, draft: DraftTree) -> list[float]:
-        """Of each depth, 1 first: that a token of the draft is right if those before it are."""
-        rates, deepest = self._rates[draft.source], max(draft.depths, default=0)
-        lengths = (min(draft.match_length + depth, LONGEST) for depth in range(deepest))
+        """Of each depth, 1 first, as many as there are tokens: that one is right if those before it are."""
+        rates = self._rates[draft.source]
+        lengths = (min(draft.match_length + depth, LONGEST) for depth in range(len(draft.tokens)))
         own = sequence.num_judged / (sequence.num_judged + _COMMON_WEIGHT)
         return [own * sequence.acceptance + (1 - own) * rates[length] for length in lengths]
 

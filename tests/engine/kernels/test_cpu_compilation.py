@@ -19,9 +19,9 @@ NORM = """
 import numpy as np
 from engine.kernels import rows
 x, out = np.ones((2, 64), np.float32), np.empty((2, 64), np.float32)
-rows.rms_norm(x, x[0], 0.0, out)
+rows.add_rms_norm(x, x.copy(), x[0].copy(), 0.0, out)
 assert np.allclose(out, 1)
-print(sum(rows.rms_norm.stats.cache_hits.values()))
+print(sum(rows.add_rms_norm.stats.cache_hits.values()))
 """
 
 # As if the processor had just these features. Vectors of 16 lanes run on any machine: LLVM splits what does
@@ -70,7 +70,7 @@ def test_cache(tmp_path: Path) -> None:
 )
 def test_other_processors(features: str, lanes: int, only: str, tmp_path: Path) -> None:
     if features == "avx2" and not CPU_FEATURES.get("avx2"):
-        pytest.skip("its instructions are called by name")
+        pytest.skip("this processor has no AVX2, and the kernels call its instructions by name")
     here = Path(__file__).parent
     tests = [f"{here}/test_cpu_matmul.py", f"{here}/test_cpu_attention.py::test_shapes"]
     options = "-q", "-p", "no:cacheprovider", "-k", only

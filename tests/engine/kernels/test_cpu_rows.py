@@ -14,12 +14,17 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("num_rows", "width"), SIZES)
-def test_norm(num_rows: int, width: int) -> None:
-    x, weight = random(num_rows, width), random(width, seed=1)
-    out = np.full((num_rows, width), np.nan, np.float32)
-    cpu.rms_norm(x.numpy(), weight.numpy(), 1e-5, out)
-    torch.testing.assert_close(torch.from_numpy(out), rms_norm(x, weight, 1e-5))
+def test_norm_of_an_embedding(num_rows: int, width: int, dtype: str) -> None:
+    table, weight = random(50, width).to(getattr(torch, dtype)), random(width, seed=1)
+    stored = table.numpy() if dtype == "float32" else table.view(torch.uint16).numpy()
+    token_ids = np.random.default_rng(0).integers(0, 50, num_rows, np.int32)
+    hidden, out = np.full((2, num_rows, width), np.nan, np.float32)
+    cpu.embed_rms_norm(token_ids, stored, weight.numpy(), 1e-5, hidden, out)
+    expected = table.float()[torch.from_numpy(token_ids)]
+    torch.testing.assert_close(torch.from_numpy(hidden), expected, rtol=0, atol=0)
+    torch.testing.assert_close(torch.from_numpy(out), rms_norm(expected, weight, 1e-5))
 
 
 @pytest.mark.parametrize(("num_rows", "width"), SIZES)
