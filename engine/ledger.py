@@ -248,8 +248,9 @@ class Ledger:
         """Whether the memory manager can do something with what is new: seal a block, or propose a draft."""
         if sequence.num_computed // BLOCK_SIZE > sequence.num_written_reported // BLOCK_SIZE:
             return True
-        wants_draft = self._num_drafts and sequence.wants_drafts and sequence.offered_draft is None
-        return bool(wants_draft) and sequence.num_tokens - sequence.num_reported >= DRAFT_INTERVAL
+        if not self._num_drafts or not sequence.wants_drafts or sequence.offered_draft is not None:
+            return False
+        return sequence.num_output == 1 or sequence.num_tokens - sequence.num_reported >= DRAFT_INTERVAL
 
     def _report(self, sequence: Sequence, update: Update | None = None, *, hold_output: bool = False) -> None:
         """Adds what is new about a running sequence: final tokens and how many are written."""

@@ -151,11 +151,7 @@ class Sequence:
 
     @property
     def wants_drafts(self) -> bool:
-        """Whether it decodes and what it was offered is soon used up."""
-        if self.num_uncomputed != 1 or self.request.disable_speculation:
-            return False
-        offered = self.offered_draft
-        return offered is None or offered.base_length + len(offered.tokens) < self.num_tokens + 32
+        return self.num_uncomputed == 1 and not self.request.disable_speculation
 
     @property
     def wants_prompt_logprobs(self) -> bool:

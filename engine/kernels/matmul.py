@@ -139,6 +139,13 @@ def _prepare_operand(x, panels, row_begin, row_end, operand):
 
 
 @by_type
+def _panels_at_once(num_rows, panels):
+    if is_quantised(panels.dtype):
+        return lambda num_rows, panels: 1
+    return lambda num_rows, panels: 2 if num_rows <= MAX_TWO_PANEL_ROWS else 1
+
+
+@by_type
 def _multiply_panels(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
     """out_row: flat index of the first result, stride of rows."""
     if is_quantised(panels.dtype):
@@ -148,12 +155,10 @@ def _multiply_panels(x, row_begin, num_rows, operand, panels, panel, count, out,
         def multiply_quantised(x, row_begin, num_rows, operand, panels, panel, count, out, out_row):
             rows, wide = operand
             at, stride = out_row
-            for index in range(count):
-                target = at + index * PANEL
-                if _has_many_rows(num_rows, panels):
-                    multiply_wide_panel(wide, num_rows, panels, panel + index, out, target, stride)
-                else:
-                    multiply_few(rows, num_rows, panels, panel + index, out, target, stride)
+            if _has_many_rows(num_rows, panels):
+                multiply_wide_panel(wide, num_rows, panels, panel, out, at, stride)
+            else:
+                multiply_few(rows, num_rows, panels, panel, out, at, stride)
 
         return multiply_quantised
 
@@ -185,7 +190,7 @@ def _activate(spill, num_rows, out, row_begin, column):
 def _multiply_task(x, operand, panels, out, row_begin, row_end, panel_begin, panel_end, spill):
     """out[row_begin:row_end, columns of the panels]."""
     num_outputs, num_rows = out.shape[1], row_end - row_begin
-    step = 2 if num_rows <= MAX_TWO_PANEL_ROWS else 1
+    step = _panels_at_once(num_rows, panels)
     for panel in range(panel_begin, panel_end, step):
         count = min(step, panel_end - panel)
         column = panel * PANEL
@@ -212,7 +217,8 @@ def _multiply_tasks(team, phase, x, panels, out, with_silu):
     num_rows, num_panels = x.shape[0], panels.shape[0]
     row_tasks = -(-num_rows // _ROWS_PER_TASK)
     panels_per_task = num_panels * row_tasks // (NUM_THREADS * _TASKS_PER_THREAD)
-    panels_per_task = max(2, min(_MAX_PANELS_PER_TASK, panels_per_task // 2 * 2))
+    step = _panels_at_once(num_rows, panels)
+    panels_per_task = max(step, min(_MAX_PANELS_PER_TASK, panels_per_task // step * step))
     panel_tasks = -(-num_panels // panels_per_task)
     own = np.empty((min(_ROWS_PER_TASK, num_rows), 2 * PANEL), np.float32), _new_operand(x, panels)
     spill, operand = borrowed(own)

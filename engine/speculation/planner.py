@@ -9,7 +9,7 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.drafter import Drafter, DraftTree
 from engine.speculation.step_cost import StepCost
 
-MAX_DRAFT_TOKENS = 16
+MAX_DRAFT_TOKENS = 32
 BETWEEN_LEARNING_RATE = 0.05
 
 
@@ -53,9 +53,9 @@ class SpeculationPlanner:
             if draft is not None:
                 likeliest = _by_probability(draft, self.acceptance.chances(sequence, draft))[:limit]
             count = self._worthwhile([probability for _, probability in likeliest], rows, expected)
-            # Room for twice as much next time: a draft is cut where its blocks end.
-            sequence.draft_room = min(MAX_DRAFT_TOKENS, 2 * count)
             chosen = likeliest[: min(count, sequence.capacity - sequence.num_tokens)]
+            # A draft is cut where its blocks end. What is asked for comes when another one has been verified.
+            sequence.draft_room = 2 * min(MAX_DRAFT_TOKENS, 2 * count)
             if draft is None or not chosen:
                 continue
             drafts[i] = draft.restricted(sorted(node for node, _ in chosen))

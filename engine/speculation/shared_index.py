@@ -19,4 +19,7 @@ class SharedIndex:
         if offered.tokens[: len(since)] != since or len(since) >= len(offered.tokens):
             sequence.offered_draft = None
             return None
-        return DraftTree.chain(offered.tokens[len(since) :][:max_depth], DraftSource.SHARED_INDEX, len(since))
+        # It was made as long as the match that it rests on, at most.
+        match_length = len(offered.tokens) + len(since)
+        draft = offered.tokens[len(since) :][:max_depth]
+        return DraftTree.chain(draft, DraftSource.SHARED_INDEX, match_length)

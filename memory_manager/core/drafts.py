@@ -14,7 +14,7 @@ from memory_manager.core.jit import inner, kernel
 from memory_manager.core.layout import Array
 
 MIN_MATCH = 4
-MAX_MATCH = 32
+MAX_MATCH = 64
 MAX_CANDIDATES = 16
 # Stands between texts; no token equals it.
 BOUNDARY = -1

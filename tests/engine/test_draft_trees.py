@@ -97,11 +97,11 @@ def test_a_tree_is_cut_to_its_blocks() -> None:
     sequence.tokens.append(9)  # 30 tokens, 32 slots
     draft = SpeculationPlanner([Scripted(FORK)], CHEAP_ROWS).plan([sequence], 0, 100)[0]
     assert draft.paths[1:] == [[10], [10, 11]]
-    assert sequence.draft_room == 2 * len(FORK.tokens), "more is reserved for the next one"
+    assert sequence.draft_room == 4 * len(FORK.tokens), "for two longer ones"
 
 
 def test_no_tree_is_larger_than_a_draft_may_be() -> None:
-    wide = DraftTree.merged([[i, i + 1] for i in range(30)], LOOKUP)
+    wide = DraftTree.merged([list(range(i, i + 8)) for i in range(0, 80, 8)], LOOKUP)
     sequence = decoding([1] * 9, num_blocks=5)
     sequence.tokens.append(9)
     draft = SpeculationPlanner([Scripted(wide)], CHEAP_ROWS).plan([sequence], 0, 100)[0]

@@ -13,9 +13,9 @@ from engine.engine import Engine
 from engine.kv_pool import KVPool
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
-from engine.sequence import FinishReason, Sequence
+from engine.sequence import FinishReason, OfferedDraft, Sequence
 from engine.speculation.drafter import DraftSource, DraftTree
-from engine.speculation.planner import SpeculationPlanner
+from engine.speculation.planner import MAX_DRAFT_TOKENS, SpeculationPlanner
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.shared_index import SharedIndex
 from engine.speculation.step_cost import StepCost
@@ -253,3 +253,29 @@ def test_the_distribution_is_the_targets_whatever_is_drafted(temperature: float)
         return Counter(tuple(choice.tokens) for choice in harness.run(*requests).values())
 
     assert tally([Scripted([4, 4])]) == tally([])
+
+
+def test_what_was_seen_before_is_drafted_from_the_third_token_on() -> None:
+    """The offer comes while the second is computed, and room for the next draft before it is wanted."""
+    harness = Harness(drafters=[SharedIndex()])
+    prompt, num_tokens = list(range(40)), 200
+    harness.run(request("first", prompt, max_tokens=num_tokens))
+    harness.engine.add(request("again", prompt, max_tokens=num_tokens))
+    drafted = []
+    while harness.engine.has_work:
+        drafted += [output.num_draft_tokens for output in harness.step()]
+    assert harness.choices["again", 0].tokens == harness.choices["first", 0].tokens
+    assert [count > 0 for count in drafted[:3]] == [False, False, True]
+    # The first draft ends with the block that is there; some of the others are cut, none is missing.
+    assert all(drafted[2:])
+    assert len(drafted) <= 3 + 1.25 * num_tokens / (MAX_DRAFT_TOKENS + 1)
+    harness.assert_idle_and_clean()
+
+
+def test_an_offer_rests_on_a_match_as_long_as_it_is() -> None:
+    sequence = Sequence(request("r", [1, 2, 3], max_tokens=50), 0, 0)
+    sequence.offered_draft = OfferedDraft(3, [7, 8, 9, 10, 11])
+    sequence.tokens += [7, 8]
+    draft = SharedIndex().propose(sequence, 2)
+    assert draft is not None
+    assert (draft.tokens, draft.match_length) == ([9, 10], 7)
