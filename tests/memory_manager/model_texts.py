@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 Namespace = tuple[str, str]
 
-SHORTEST, LONGEST, MOST = 4, 32, 16  # matched tokens, and matches that are compared
+SHORTEST, LONGEST, MOST = 4, 64, 16  # matched tokens, and matches that are compared
 
 
 class Texts:

@@ -31,9 +31,10 @@ def filled(*texts: list[int], size: int = 1 << 12) -> DraftRing:
 
 
 def test_what_followed_is_proposed_as_far_as_was_matched() -> None:
-    ring = filled(list(range(100)))
+    ring = filled(list(range(4 * MAX_MATCH)))
     assert drafted(ring, [10, 11, 12, 13]) == [14, 15, 16, 17]
-    assert drafted(ring, list(range(20, 60))) == list(range(60, 60 + MAX_MATCH))
+    end = 2 * MAX_MATCH
+    assert drafted(ring, list(range(end - MAX_MATCH - 5, end))) == list(range(end, end + MAX_MATCH))
     assert drafted(ring, list(range(60)), max_tokens=3) == [60, 61, 62]
 
 
