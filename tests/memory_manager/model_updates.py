@@ -15,6 +15,7 @@ from tests.memory_manager.model import (
     Waiter,
     blocks_for,
 )
+from tests.memory_manager.model_texts import LONGEST
 
 
 @dataclass
@@ -168,7 +169,7 @@ class ModelPool(Model):
             self.waiters = [waiter for waiter in self.waiters if waiter.sequence_id != sequence_id]
             return
         if sequence.seals:
-            start = max(0, sequence.num_inherited - 32)
+            start = max(0, sequence.num_inherited - LONGEST)
             self.texts.remember(sequence.namespace, sequence.tokens[start:])
         self.retract(sequence, len(sequence.path) + 1)
         self.drop_private(sequence, 0)
