@@ -10,7 +10,7 @@ import numpy as np
 from engine.kernels.attention_floats import add_float_values, new_float_operands, score_floats
 from engine.kernels.attention_pairs import add_pair_values, narrow_queries, new_pair_operands, score_pairs
 from engine.kernels.attention_plan import KEY_BEGIN, KEY_END, MAX_ITEM_ROWS, PART, ROW_BEGIN, ROW_END
-from engine.kernels.attention_rows import clear, copy_scaled, softmax_row
+from engine.kernels.attention_rows import SOFTMAX_ROWS, clear, copy_scaled, softmax_rows
 from engine.kernels.attention_scratch import KEY_BLOCK, Scratch
 from engine.kernels.attention_tiles import PAGE
 from engine.kernels.jit import by_type, inlined
@@ -100,17 +100,16 @@ def _softmax_block(scratch, plan, item, heads, key, num_keys):
     count = 0
     for place in range(item[ROW_BEGIN], item[ROW_END]):
         row = plan.row_order[place]
-        visible = min(num_keys, plan.num_visible[row] - key)
+        visible = max(0, min(num_keys, plan.num_visible[row] - key))
         ancestors = plan.ancestors[row]
         if ancestors != 0:
             for index in range(count, count + heads):
                 _hide_strangers(scores, index, plan.num_visible[row] - key, num_keys, ancestors)
             visible = num_keys
-        for _ in range(heads):
-            softmax_row(
-                scores, count * KEY_BLOCK, visible, num_keys, maxima, totals, count, sums, count * dim, dim
-            )
-            count += 1
+        for first in range(count, count + heads, SOFTMAX_ROWS):
+            rows = min(SOFTMAX_ROWS, count + heads - first)
+            softmax_rows(scores, first, KEY_BLOCK, visible, num_keys, maxima, totals, sums, dim, rows)
+        count += heads
 
 
 @inlined
