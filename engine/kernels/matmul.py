@@ -40,9 +40,9 @@ from engine.kernels.quantised import (
 )
 from engine.kernels.quantised_tile import multiply_quantised_panel
 from engine.kernels.quantised_wide import multiply_wide_panel, narrow_wide_rows, new_wide_operand
-from engine.kernels.simd import HAS_AMX, Float32
+from engine.kernels.simd import HAS_AMX, LANES, Float32
 from engine.kernels.team import Team, claim, finish, new_counters, wait
-from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TILE_ROWS, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
+from engine.kernels.tile import HAS_BFLOAT16_DOT, MAX_TWO_PANEL_ROWS, PANEL, multiply_rows
 from engine.kernels.vector_function import exp2
 
 PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weight | PackedInt4Weight
@@ -50,7 +50,7 @@ PackedWeight = npt.NDArray[np.uint32] | npt.NDArray[np.float32] | PackedInt8Weig
 _HALF = PANEL // 2
 _LOG2_E = np.float32(1.4426950408889634)
 # A task's rows and weights stay in the level-2 cache.
-_ROWS_PER_TASK = 512 if HAS_AMX else 16 * MAX_TILE_ROWS
+_MAX_ROWS_PER_TASK = 512 if HAS_AMX else 16 * LANES
 _MAX_PANELS_PER_TASK = 8
 _TASKS_PER_THREAD = 8
 # Rows of a task up to which quantised weights meet quantised rows of 8, and of 16 bits; more rows pay for
@@ -108,12 +108,12 @@ def _new_operand(x, panels):
     if is_quantised(panels.dtype):
 
         def both(x, panels):
-            num_rows, depth = min(_ROWS_PER_TASK, x.shape[0]), x.shape[1]
+            num_rows, depth = min(_MAX_ROWS_PER_TASK, x.shape[0]), x.shape[1]
             return new_quantised_rows(num_rows, depth, panels), new_wide_operand(num_rows, depth)
 
         return both
     if multiplies_pairs(panels.dtype):
-        return lambda x, panels: np.empty((min(_ROWS_PER_TASK, x.shape[0]), panels.shape[1]), np.uint32)
+        return lambda x, panels: np.empty((min(_MAX_ROWS_PER_TASK, x.shape[0]), panels.shape[1]), np.uint32)
     return lambda x, panels: x
 
 
@@ -215,20 +215,21 @@ def _multiply_silu_task(x, operand, panels, out, row_begin, row_end, panel_begin
 @inlined
 def _multiply_tasks(team, phase, x, panels, out, with_silu):
     num_rows, num_panels = x.shape[0], panels.shape[0]
-    row_tasks = -(-num_rows // _ROWS_PER_TASK)
+    row_tasks = -(-num_rows // _MAX_ROWS_PER_TASK)
+    rows_per_task = -(-num_rows // max(1, row_tasks))
     panels_per_task = num_panels * row_tasks // (NUM_THREADS * _TASKS_PER_THREAD)
     step = _panels_at_once(num_rows, panels)
     panels_per_task = max(step, min(_MAX_PANELS_PER_TASK, panels_per_task // step * step))
     panel_tasks = -(-num_panels // panels_per_task)
-    own = np.empty((min(_ROWS_PER_TASK, num_rows), 2 * PANEL), np.float32), _new_operand(x, panels)
+    own = np.empty((min(_MAX_ROWS_PER_TASK, num_rows), 2 * PANEL), np.float32), _new_operand(x, panels)
     spill, operand = borrowed(own)
     prepared = -1
     num_tasks = row_tasks * panel_tasks
     task = claim(team, phase, num_tasks)
     while task < num_tasks:
-        row_begin = task // panel_tasks * _ROWS_PER_TASK
+        row_begin = task // panel_tasks * rows_per_task
         panel_begin = task % panel_tasks * panels_per_task
-        row_end = min(num_rows, row_begin + _ROWS_PER_TASK)
+        row_end = min(num_rows, row_begin + rows_per_task)
         panel_end = min(num_panels, panel_begin + panels_per_task)
         if row_begin != prepared:
             _prepare_operand(x, panels, row_begin, row_end, operand)
