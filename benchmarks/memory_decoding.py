@@ -58,7 +58,9 @@ def advance_core_us(num_rounds: int = 12, num_steps: int = 400) -> float:
 
 
 def advance_drafts_us(num_sequences: int = 64, num_rounds: int = 12, num_steps: int = 100) -> float:
-    """Median of an update in which 64 sequences advance and are each offered 32 draft tokens."""
+    """Median of an update in which 64 sequences advance and are each offered 64 draft tokens."""
+    num_offered = 64
+    first = num_offered + 8  # tokens of a sequence before it advances
     engine = Engine(65_536)
     rng = np.random.default_rng(5)
     told = [random_tokens(rng, 2048) for _ in ids(num_sequences)]
@@ -67,14 +69,14 @@ def advance_drafts_us(num_sequences: int = 64, num_rounds: int = 12, num_steps: 
         engine.call(release=Release(np.array([1])))
     # The first token differs, so that nothing is shared.
     acquires = (
-        Acquire(int(i), np.append(int32s([i]), t[1:40]))
+        Acquire(int(i), np.append(int32s([i]), t[1:first]))
         for i, t in zip(ids(num_sequences), told, strict=True)
     )
     engine.call(acquires=tuple(acquires))
     engine.call(room=Room(ids(num_sequences), np.full(num_sequences, 2048, np.int32)))
-    wanted = np.full(num_sequences, 64, np.int32)
+    wanted = np.full(num_sequences, num_offered, np.int32)
     medians = []
-    for start in range(40, 40 + num_rounds * num_steps, num_steps):
+    for start in range(first, first + num_rounds * num_steps, num_steps):
         times = []
         for i in range(start, start + num_steps):
             tokens = int32s([text[i] for text in told])
@@ -83,7 +85,7 @@ def advance_drafts_us(num_sequences: int = 64, num_rounds: int = 12, num_steps: 
             times.append(engine.timed(request))
         medians.append(statistics.median(times))
     answer = engine.manager.update_sequences(request)
-    assert answer.advance.draft_tokens.size == 32 * num_sequences
+    assert answer.advance.draft_tokens.size == num_offered * num_sequences
     return 1e6 * min(medians)
 
 
