@@ -35,8 +35,12 @@ def figure(name: str, value: float, unit: str, better: str = "higher") -> dict[s
 
 def random_bits(generator: np.random.Generator, *shape: int) -> npt.NDArray[np.uint16]:
     """Normal numbers in bfloat16."""
-    words = generator.standard_normal(shape, np.float32).view(np.uint32)
-    return (words >> 16).astype(np.uint16)
+    return bfloat16_bits(generator.standard_normal(shape, np.float32))
+
+
+def bfloat16_bits(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Rounded towards 0."""
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def verify_figures() -> list[dict[str, Any]]:
@@ -139,7 +143,7 @@ def random_decoder(kind: str) -> cpu.DecoderWeights:
         # As small as a model's: with larger ones activations underflow, and such numbers are slow.
         weights = generator.standard_normal((num_outputs, depth), np.float32) / np.float32(depth**0.5)
         if kind == "bf16":
-            return cpu.pack_weight((weights.view(np.uint32) >> 16).astype(np.uint16))
+            return cpu.pack_weight(bfloat16_bits(weights))
         return cpu.pack_weight_int8(weights)
 
     def layers(num_outputs: int, depth: int) -> Any:

@@ -30,11 +30,11 @@ def warm_up(
     _accept_a_branch(runner, vocab_size)
     runner.copy_blocks([], [])
     most = min(limits.max_num_batched_tokens, limits.num_blocks * BLOCK_SIZE, limits.max_model_len)
+    # The largest step too: what it allocates is there when it is needed.
+    runner.run(_verification(most, vocab_size))
     drafted = _cost(runner, lambda rows: _verification(rows, vocab_size), most)
     if not plain_differs:
         return StepCosts(drafted, drafted)
-    # The largest step too: what it allocates is there when it is needed.
-    runner.run(_verification(most, vocab_size))
     plain = _cost(runner, lambda rows: _decode(rows, vocab_size), min(limits.max_num_seqs, limits.num_blocks))
     return StepCosts(drafted, plain)
 

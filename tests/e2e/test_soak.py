@@ -6,7 +6,6 @@ import statistics
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.e2e.random_load import RandomLoad
@@ -48,16 +47,9 @@ def assert_flat(name: str, samples: list[int]) -> None:
     )
 
 
-def compute_largest_step(system: System) -> None:
-    """Logits of as many rows as a step may have: their memory, which is kept, comes before the samples."""
-    body = {"prompt": [1000 + i for i in range(600)], "max_tokens": 1, "prompt_logprobs": 0}
-    httpx.post(f"{system.http}/v1/completions", json=body, timeout=60).raise_for_status()
-
-
 async def soak(system: System, duration_s: float, seed: int) -> None:
     load = RandomLoad(system, seed)
     pids = [system.child(name).pid for name in PROCESSES]
-    await asyncio.to_thread(compute_largest_step, system)
     async with resident_memory(system) as samples:
         await load.run(duration_s)
     await asyncio.to_thread(system.wait_idle)
