@@ -86,7 +86,7 @@ class Generation:
         """Ends every unfinished choice with ABORT, keeping what it has said."""
         if self.done:
             return
-        step = Step(time.time(), [], None)
+        step = Step(time.time(), None, [], None)
         for choice in self.choices:
             if choice.finish_reason is None:
                 choice.finish(FinishReason.ABORT, step)
@@ -110,8 +110,7 @@ class Generation:
         if output.HasField("num_cached_tokens") or output.HasField("first_scheduled"):
             self._take_first(output)
         num_before = choice.num_tokens
-        blocks = unpack_ids(output.block_table) if output.block_table else []
-        self._take_tokens(choice, output, Step(now, blocks, pool))
+        self._take_tokens(choice, output, pool, now)
         self._count(choice, output, choice.num_tokens - num_before, now)
         if choice.finish_reason is not None:
             self.num_open -= 1
@@ -132,8 +131,14 @@ class Generation:
                 prompt[1:], output.prompt_logprobs, output.prompt_top_logprob_ids, output.prompt_top_logprobs
             )
 
-    def _take_tokens(self, choice: Choice, output: engine_pb2.SequenceOutput, step: Step) -> None:
+    def _take_tokens(
+        self, choice: Choice, output: engine_pb2.SequenceOutput, pool: engine_pb2.PoolState, now: float
+    ) -> None:
         token_ids = unpack_ids(output.token_ids)
+        itl_s = None
+        if choice.last_token_at is not None and token_ids:
+            itl_s = (now - choice.last_token_at) / len(token_ids)
+        step = Step(now, itl_s, unpack_ids(output.block_table) if output.block_table else [], pool)
         logprobs: list[TokenLogprob] = []
         if output.logprobs:
             logprobs = unpack_logprobs(

@@ -27,6 +27,7 @@ class Step(NamedTuple):
     """What a step of the engine said besides tokens."""
 
     at: float  # seconds since the epoch
+    itl_s: float | None  # since the choice's output before, shared evenly by the tokens of this one
     block_ids: list[int]  # the sequence's block table, when it was asked for
     pool: engine_pb2.PoolState | None
 

@@ -93,3 +93,17 @@ def test_the_token_stream_shows_the_acceptance_that_the_metrics_have(fresh: Syst
     drafted = fresh.metric("vllm:spec_decode_num_draft_tokens_total")
     rate = json.loads(lines[-1].removeprefix("data: "))["speculative_acceptance_rate"]
     assert 0 < rate == pytest.approx(accepted / drafted)
+
+
+def test_tokens_accepted_in_one_step_share_its_time(fresh: System) -> None:
+    complete(fresh)
+    steps = fresh.metric("nexuskv_steps_total")
+    body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    with httpx.stream("POST", f"{fresh.http}/v1/generate/stream", json=body, timeout=120) as response:
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+    assert fresh.metric("nexuskv_steps_total") - steps < NUM_TOKENS // 2
+    itl_ms = [event["itl_ms"] for event in events[1:]]
+    assert len(itl_ms) == NUM_TOKENS - 1
+    assert min(itl_ms) > 0
+    for i, event in enumerate(events[1:], 1):
+        assert event["tokens_per_sec"] == pytest.approx(i / sum(itl_ms[:i]) * 1e3)

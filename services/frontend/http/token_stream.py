@@ -14,6 +14,7 @@ from services.frontend.outputs import Delta, FinishReason, Step, TokenEvent
 from services.frontend.sampling import Sampling
 
 DEFAULT_MAX_TOKENS = 128
+NO_STEP = Step(0.0, None, [], None)
 
 
 class TokenStream:
@@ -45,7 +46,8 @@ class EventWriter:
     def __init__(self, active: ActiveRequest) -> None:
         (self._generation,) = active.generations
         self._num_tokens = 0
-        self._first_at = self._last_at = 0.0  # seconds since the epoch
+        self._first_at = 0.0  # seconds since the epoch
+        self._elapsed_s = 0.0  # from the first token to the last one written
 
     def opening(self) -> bytes:
         return b""
@@ -67,16 +69,16 @@ class EventWriter:
         return b""
 
     def _event(self, event: TokenEvent | None, text: str, finish_reason: FinishReason | None) -> bytes:
-        step = event.step if event is not None else Step(self._last_at, [], None)
-        itl_ms = self._take_time(step.at) if event is not None else None
-        elapsed_s = self._last_at - self._first_at
+        step = event.step if event is not None else NO_STEP
+        if event is not None:
+            self._take_time(step)
         value = {
             "sequence_id": next(iter(self._generation.usage.sequence_ids), None),
             "token": text,
             "step": self._num_tokens,
-            "tokens_per_sec": (self._num_tokens - 1) / elapsed_s if elapsed_s > 0 else None,
+            "tokens_per_sec": (self._num_tokens - 1) / self._elapsed_s if self._elapsed_s > 0 else None,
             "ttft_ms": self._ttft_ms(),
-            "itl_ms": itl_ms,
+            "itl_ms": step.itl_s * 1e3 if step.itl_s is not None else None,
             **_pool_figures(step),
             "active_block_ids": step.block_ids,
             "is_finished": finish_reason is not None,
@@ -84,13 +86,11 @@ class EventWriter:
         }
         return b"data: " + to_json(value).encode() + b"\n\n"
 
-    def _take_time(self, at: float) -> float | None:
+    def _take_time(self, step: Step) -> None:
         self._num_tokens += 1
-        itl_ms = (at - self._last_at) * 1e3 if self._num_tokens > 1 else None
         if self._num_tokens == 1:
-            self._first_at = at
-        self._last_at = at
-        return itl_ms
+            self._first_at = step.at
+        self._elapsed_s += step.itl_s or 0.0
 
     def _ttft_ms(self) -> float | None:
         if self._num_tokens == 0:
