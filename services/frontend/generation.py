@@ -1,7 +1,6 @@
 """One prompt on the engine: what the engine says about it, turned into deltas for its reader."""
 
 import asyncio
-import time
 
 import grpc
 
@@ -86,10 +85,9 @@ class Generation:
         """Ends every unfinished choice with ABORT, keeping what it has said."""
         if self.done:
             return
-        step = Step(time.time(), None, [], None)
         for choice in self.choices:
             if choice.finish_reason is None:
-                choice.finish(FinishReason.ABORT, step)
+                choice.finish(FinishReason.ABORT, Step())
         self.num_open = 0
         self._finished()
 
@@ -138,7 +136,7 @@ class Generation:
         itl_s = None
         if choice.last_token_at is not None and token_ids:
             itl_s = (now - choice.last_token_at) / len(token_ids)
-        step = Step(now, itl_s, unpack_ids(output.block_table) if output.block_table else [], pool)
+        step = Step(itl_s, unpack_ids(output.block_table) if output.block_table else (), pool)
         logprobs: list[TokenLogprob] = []
         if output.logprobs:
             logprobs = unpack_logprobs(

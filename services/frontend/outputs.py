@@ -1,5 +1,6 @@
 """What a request produces, as both doors see it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
@@ -26,10 +27,9 @@ class TokenLogprob(NamedTuple):
 class Step(NamedTuple):
     """What a step of the engine said besides tokens."""
 
-    at: float  # seconds since the epoch
-    itl_s: float | None  # since the choice's output before, shared evenly by the tokens of this one
-    block_ids: list[int]  # the sequence's block table, when it was asked for
-    pool: engine_pb2.PoolState | None
+    itl_s: float | None = None  # since the choice's output before, shared evenly by the tokens of this one
+    block_ids: Sequence[int] = ()  # the sequence's block table, when it was asked for
+    pool: engine_pb2.PoolState | None = None
 
 
 class TokenEvent(NamedTuple):

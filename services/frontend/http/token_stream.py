@@ -14,7 +14,6 @@ from services.frontend.outputs import Delta, FinishReason, Step, TokenEvent
 from services.frontend.sampling import Sampling
 
 DEFAULT_MAX_TOKENS = 128
-NO_STEP = Step(0.0, None, [], None)
 
 
 class TokenStream:
@@ -46,7 +45,6 @@ class EventWriter:
     def __init__(self, active: ActiveRequest) -> None:
         (self._generation,) = active.generations
         self._num_tokens = 0
-        self._first_at = 0.0  # seconds since the epoch
         self._elapsed_s = 0.0  # from the first token to the last one written
 
     def opening(self) -> bytes:
@@ -69,9 +67,10 @@ class EventWriter:
         return b""
 
     def _event(self, event: TokenEvent | None, text: str, finish_reason: FinishReason | None) -> bytes:
-        step = event.step if event is not None else NO_STEP
+        step = event.step if event is not None else Step()
         if event is not None:
-            self._take_time(step)
+            self._num_tokens += 1
+            self._elapsed_s += step.itl_s or 0.0
         value = {
             "sequence_id": next(iter(self._generation.usage.sequence_ids), None),
             "token": text,
@@ -86,16 +85,9 @@ class EventWriter:
         }
         return b"data: " + to_json(value).encode() + b"\n\n"
 
-    def _take_time(self, step: Step) -> None:
-        self._num_tokens += 1
-        if self._num_tokens == 1:
-            self._first_at = step.at
-        self._elapsed_s += step.itl_s or 0.0
-
     def _ttft_ms(self) -> float | None:
-        if self._num_tokens == 0:
-            return None
-        return (self._first_at - self._generation.timings.arrival) * 1e3
+        timings = self._generation.timings
+        return (timings.first_token - timings.arrival) * 1e3 if timings.first_token is not None else None
 
 
 def _pool_figures(step: Step) -> dict[str, float | None]:
