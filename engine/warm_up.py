@@ -14,7 +14,7 @@ from engine.speculation.step_cost import StepCost, StepCosts
 
 # Rows of the steps that are timed; beyond, drafts are seldom worth their rows.
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-NUM_TIMINGS = 3
+NUM_TIMINGS = 5
 
 
 def warm_up(
@@ -49,18 +49,17 @@ def _accept_a_branch(runner: ModelRunner, vocab_size: int) -> None:
 
 
 def _cost(runner: ModelRunner, batch_of: Callable[[int], Batch], most_rows: int) -> StepCost:
-    rows = [rows for rows in TIMED_ROWS if rows <= max(1, most_rows)]
-    return StepCost([(count, _seconds(runner, batch_of(count))) for count in rows])
+    """By the quickest of a few runs: what else the machine does is not the step's cost. The sizes take turns,
+    so that a slow moment is not one size's alone."""
+    batches = {rows: batch_of(rows) for rows in TIMED_ROWS if rows <= max(1, most_rows)}
+    rounds = [{rows: _seconds(runner, batch) for rows, batch in batches.items()} for _ in range(NUM_TIMINGS)]
+    return StepCost([(rows, min(timings[rows] for timings in rounds)) for rows in batches])
 
 
 def _seconds(runner: ModelRunner, batch: Batch) -> float:
-    """The quickest of a few runs: what else the machine does is not the step's cost."""
-    timings = []
-    for _ in range(NUM_TIMINGS):
-        started = time.perf_counter()
-        runner.run(batch)
-        timings.append(time.perf_counter() - started)
-    return min(timings)
+    started = time.perf_counter()
+    runner.run(batch)
+    return time.perf_counter() - started
 
 
 def _verification(num_rows: int, vocab_size: int, temperature: float = 0.0) -> Batch:
