@@ -4,6 +4,7 @@ import bisect
 from dataclasses import dataclass, field
 
 from engine.batch import Batch
+from engine.outputs import SequenceOutput
 from engine.sequence import Sequence
 
 COUNT_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -27,8 +28,8 @@ class Histogram:
 class EngineMetrics:
     num_steps: int = 0
     num_preemptions: int = 0
-    num_prefill_tokens: int = 0  # computed; cached ones are not among them
-    num_decode_tokens: int = 0
+    num_prefill_tokens: int = 0  # of prompts, computed; cached ones are not among them
+    num_decode_tokens: int = 0  # kept, drafted ones that were right among them
     num_query_tokens: int = 0  # prompt tokens of admitted sequences
     num_hit_tokens: int = 0  # of those, found in the cache
     num_draft_tokens: int = 0
@@ -44,15 +45,17 @@ class EngineMetrics:
             self.num_query_tokens += sequence.num_tokens
             self.num_hit_tokens += sequence.num_computed
 
-    def observe_draft(self, num_drafted: int, num_accepted: int) -> None:
-        self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
+    def observe_output(self, output: SequenceOutput) -> None:
+        self.num_decode_tokens += len(output.token_ids)
+        self.num_draft_tokens += output.num_draft_tokens
+        self.num_accepted_tokens += output.num_accepted_tokens
 
     def observe_step(self, batch: Batch, seconds: float) -> None:
         self.num_steps += 1
-        decodes = sum(1 for item in batch.scheduled if item.completes and item.num_tokens == 1)
-        self.num_decode_tokens += decodes
-        self.num_prefill_tokens += batch.num_tokens - decodes
+        self.num_prefill_tokens += sum(
+            max(0, min(item.start + item.num_tokens, item.sequence.num_prompt) - item.start)
+            for item in batch.scheduled
+        )
         self.sequences_per_step.observe(len(batch.scheduled))
         self.tokens_per_step.observe(batch.num_tokens)
         self.step_seconds.observe(seconds)

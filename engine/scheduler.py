@@ -277,7 +277,7 @@ class Scheduler:
         sequence.siblings = ()
         outputs = [append_tokens(choice, one, item.draft) for choice, one in zip(group, sampled, strict=True)]
         for choice, output in zip(group, outputs, strict=True):
-            self._metrics.observe_draft(output.num_draft_tokens, output.num_accepted_tokens)
+            self._metrics.observe_output(output)
             if output.finish_reason is not None:
                 self._finish(choice)
         alive = [choice for choice in group if choice.status is not Status.FINISHED]

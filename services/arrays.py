@@ -31,7 +31,3 @@ def unpack_int32(data: bytes) -> Int32:
 def unpack_int64(data: bytes) -> Int64:
     """A read-only view. Raises ValueError when the length is no multiple of 8."""
     return np.frombuffer(data, "<i8")
-
-
-def unpack_float32(data: bytes) -> Float32:
-    return np.frombuffer(data, "<f4")

@@ -34,6 +34,8 @@ _COMMANDS: dict[str, tuple[str, tuple[type[CommonConfig], ...]]] = {
     "blocks": ("who has how much of an engine's pool", (BlocksConfig,)),
     "replay": ("hit rates of a journal's requests with other pools", (ReplayConfig,)),
 }
+# Where all processes are here, these follow from where they serve.
+_FOLLOWING = ("memory_address", "engine_address")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,12 +91,7 @@ def _run(command: str, arguments: Mapping[str, Any], environ: Mapping[str, str])
         return run_replay(load(ReplayConfig, arguments, environ), print)
     from services.supervisor import SystemConfig, run_system
 
-    config = SystemConfig(
-        load(MemoryManagerConfig, arguments, environ),
-        load(EngineConfig, arguments, environ),
-        load(FrontendConfig, arguments, environ),
-    )
-    return run_system(config, lambda line: print(line, flush=True))
+    return run_system(SystemConfig.load(arguments, environ), lambda line: print(line, flush=True))
 
 
 def _loop_factory(command: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -119,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (help_text, config_classes) in _COMMANDS.items():
         command = commands.add_parser(name, help=help_text, description=help_text)
-        add_arguments(command, config_classes)
+        add_arguments(command, config_classes, without=_FOLLOWING if name == "up" else ())
     return parser
 
 

@@ -48,7 +48,9 @@ class CommonConfig:
 
 @dataclass(frozen=True)
 class MemoryManagerConfig(CommonConfig):
-    memory_listen: str = option("127.0.0.1:50052", "address the memory manager serves on")
+    memory_listen: str = option(
+        "127.0.0.1:50052", "address the memory manager serves on; under `up` a free port unless it is given"
+    )
     lease_ms: int = option(10_000, "an engine silent for this long loses its blocks", minimum=100)
     journal: str = option(
         "auto",
@@ -69,7 +71,9 @@ class MemoryManagerConfig(CommonConfig):
 
 @dataclass(frozen=True)
 class EngineConfig(CommonConfig):
-    engine_listen: str = option("127.0.0.1:50053", "address the engine serves on")
+    engine_listen: str = option(
+        "127.0.0.1:50053", "address the engine serves on; under `up` a free port unless it is given"
+    )
     memory_address: str = option("127.0.0.1:50052", "where the memory manager is")
     engine_id: str = option("engine-0", "names this engine; a restarted engine keeps it")
     model: str = option(
@@ -147,9 +151,11 @@ class ReplayConfig(CommonConfig):
 Config = TypeVar("Config", bound=CommonConfig)
 
 
-def add_arguments(parser: argparse.ArgumentParser, config_classes: Iterable[type[CommonConfig]]) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, config_classes: Iterable[type[CommonConfig]], without: Iterable[str] = ()
+) -> None:
     """One option per field; fields that several classes share become one option."""
-    seen: set[str] = set()
+    seen = set(without)
     for cls in config_classes:
         for f in fields(cls):
             if f.name in seen:

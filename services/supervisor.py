@@ -8,15 +8,18 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from services.config import (
+    ENV_PREFIX,
     CommonConfig,
     ConfigError,
     EngineConfig,
     FrontendConfig,
     MemoryManagerConfig,
+    load,
     to_environment,
 )
 from services.signals import SUPERVISED, wait_for_signal
@@ -25,6 +28,7 @@ from services.startup import StartError
 logger = logging.getLogger(__name__)
 
 READY_PREFIX = "ready "
+ANY_PORT = "127.0.0.1:0"
 FIRST_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.1, 5.0
 # A process that lived this long was healthy: its next restart is quick again.
 HEALTHY_S = 30.0
@@ -37,18 +41,27 @@ class SystemConfig:
     engine: EngineConfig
     frontend: FrontendConfig
 
-    def on_free_ports(self) -> "SystemConfig":
-        """What may be anywhere moves to ports that are free now, and keeps them over restarts."""
-        memory, engine = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
-        return SystemConfig(
-            replace(self.memory_manager, memory_listen=memory),
-            replace(self.engine, engine_listen=engine, memory_address=memory),
+    @classmethod
+    def load(cls, arguments: Mapping[str, Any], environ: Mapping[str, str]) -> "SystemConfig":
+        """What nobody gave an address takes a port that is free now; all keep theirs over restarts.
+
+        Raises ConfigError.
+        """
+        environ = {ENV_PREFIX + name: ANY_PORT for name in ("MEMORY_LISTEN", "ENGINE_LISTEN")} | dict(environ)
+        memory_manager = load(MemoryManagerConfig, arguments, environ)
+        engine = load(EngineConfig, arguments, environ)
+        frontend = load(FrontendConfig, arguments, environ)
+        memory_address = _with_port(memory_manager.memory_listen)
+        engine_address = _with_port(engine.engine_listen)
+        return cls(
+            replace(memory_manager, memory_listen=memory_address),
+            replace(engine, engine_listen=engine_address, memory_address=memory_address),
             replace(
-                self.frontend,
-                http_port=self.frontend.http_port or _free_port(),
-                grpc_port=self.frontend.grpc_port or _free_port(),
-                engine_address=engine,
-                memory_address=memory,
+                frontend,
+                http_port=frontend.http_port or _free_port(),
+                grpc_port=frontend.grpc_port or _free_port(),
+                engine_address=engine_address,
+                memory_address=memory_address,
             ),
         )
 
@@ -117,7 +130,6 @@ class Child:
 async def run_system(config: SystemConfig, on_ready: Callable[[str], None]) -> None:
     """Runs until SIGTERM or SIGINT. `on_ready` hears the ready line. Raises StartError or ConfigError."""
     _check_doors(config.frontend)
-    config = config.on_free_ports()
     logger.info("the memory manager's address is %s", config.memory_manager.memory_listen)
     memory = Child("memory-manager", config.memory_manager)
     engine = Child("engine", config.engine)
@@ -162,6 +174,11 @@ def _check_doors(config: FrontendConfig) -> None:
                 raise ConfigError(
                     f"{option}={port}: cannot listen on {config.host}:{port}: {error.strerror}"
                 ) from error
+
+
+def _with_port(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    return f"{host}{colon}{_free_port()}" if port == "0" else address
 
 
 def _free_port() -> int:

@@ -26,6 +26,7 @@ from tests.fakes import ScriptedEngine
 MODULE_LOOP = pytest.mark.asyncio(loop_scope="module")
 MODEL = "org/tiny-model"
 MAX_MODEL_LEN = 512
+Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 @pytest.fixture(scope="session")
@@ -171,7 +172,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], Awaitable[None]]:
+def eventually() -> Eventually:
     """Waits until a condition holds; the test's time limit ends a wait in vain."""
 
     return until

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from services.errors import ServiceError
 from services.frontend.generation import Generation, cancelled
+from services.frontend.metrics import RequestMetrics
 from services.frontend.outputs import Delta, Usage
 
 
@@ -23,12 +24,15 @@ class ActiveRequest:
         request_id: str,
         generations: list[Generation],
         wake: asyncio.Event,
+        metrics: RequestMetrics,
         release: Callable[["ActiveRequest"], None],
     ) -> None:
         self.request_id = request_id
         self.generations = generations
         self._wake = wake
+        self._metrics = metrics
         self._release = release
+        self._left = False
 
     def __enter__(self) -> "ActiveRequest":
         return self
@@ -53,8 +57,13 @@ class ActiveRequest:
             generation.fail(error)
 
     def cancel(self) -> None:
-        """The client is gone: whatever still runs ends, and the engine is told. Idempotent."""
-        self.fail(cancelled())
+        """Whatever still runs ends: the client has its answer or an error, or is gone. Idempotent."""
+        if self._left:
+            return
+        self._left = True
+        self.fail(self._error() or cancelled())
+        if (error := self._error()) is not None:
+            self._metrics.failed(error)
         self._release(self)
 
     def abort(self) -> None:

@@ -143,7 +143,7 @@ class FrontendCore:
             self._generation(model, number, prompt, sampling, bad_words, options, wake)
             for number, prompt in enumerate(prompts)
         ]
-        request = ActiveRequest(request_id, generations, wake, self._release)
+        request = ActiveRequest(request_id, generations, wake, self.metrics.of(model), self._release)
         self._active[request_id].add(request)
         self._is_idle.clear()
         for generation in generations:

@@ -78,7 +78,6 @@ class Generation:
         if self.done:
             return
         self.error = error
-        self._metrics.failed(error)
         self._wake.set()
 
     def abort(self) -> None:
@@ -123,6 +122,7 @@ class Generation:
             self.timings.first_scheduled = output.first_scheduled
             self.usage.cached_tokens = output.num_cached_tokens
             self.usage.sequence_ids = [output.sequence_id]
+            self._metrics.prompt_computed(self.usage)
         if output.prompt_logprobs:
             prompt = unpack_ids(self.submit.prompt_token_ids)
             self.prompt_logprobs = unpack_logprobs(
@@ -133,10 +133,8 @@ class Generation:
         self, choice: Choice, output: engine_pb2.SequenceOutput, pool: engine_pb2.PoolState, now: float
     ) -> None:
         token_ids = unpack_ids(output.token_ids)
-        itl_s = None
-        if choice.last_token_at is not None and token_ids:
-            itl_s = (now - choice.last_token_at) / len(token_ids)
-        step = Step(itl_s, unpack_ids(output.block_table) if output.block_table else (), pool)
+        seconds = None if choice.last_token_at is None else now - choice.last_token_at
+        step = Step(seconds, unpack_ids(output.block_table) if output.block_table else (), pool)
         logprobs: list[TokenLogprob] = []
         if output.logprobs:
             logprobs = unpack_logprobs(
@@ -163,9 +161,9 @@ class Generation:
             return
         if timings.first_token is None:
             timings.first_token = now
-            self._metrics.first_token(usage, now - timings.arrival)
+            self._metrics.first_token(now - timings.arrival)
         if choice.last_token_at is not None:
-            self._metrics.next_tokens(now - choice.last_token_at)
+            self._metrics.next_tokens(now - choice.last_token_at, num_tokens)
         choice.last_token_at = timings.last_token = now
         self._metrics.generated(num_tokens)
 

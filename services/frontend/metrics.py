@@ -69,6 +69,7 @@ class FrontendMetrics:
         self.itl = self._histogram(
             "vllm:inter_token_latency_seconds", "Between two outputs of one choice.", _ITL_BUCKETS
         )
+        self.num_timed_tokens = 0  # in the outputs that `itl` has
         self.e2e = self._latency("e2e_request_latency", "From arrival to the end.")
         self.queue = self._latency("request_queue_time", "From arrival until first scheduled.")
         self.prefill = self._latency("request_prefill_time", "From first scheduled to the first token.")
@@ -106,13 +107,16 @@ class RequestMetrics:
             for name in ("e2e", "queue", "prefill", "decode", "inference")
         }
 
-    def first_token(self, usage: Usage, ttft_s: float) -> None:
-        self._ttft.observe(ttft_s)
+    def prompt_computed(self, usage: Usage) -> None:
         self._metrics.prompt_tokens.labels(*self._labels).inc(usage.prompt_tokens)
         self._metrics.cached_tokens.labels(*self._labels).inc(usage.cached_tokens)
 
-    def next_tokens(self, itl_s: float) -> None:
+    def first_token(self, ttft_s: float) -> None:
+        self._ttft.observe(ttft_s)
+
+    def next_tokens(self, itl_s: float, num_tokens: int) -> None:
         self._itl.observe(itl_s)
+        self._metrics.num_timed_tokens += num_tokens
 
     def generated(self, num_tokens: int) -> None:
         self._generation_tokens.inc(num_tokens)

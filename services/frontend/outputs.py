@@ -27,7 +27,7 @@ class TokenLogprob(NamedTuple):
 class Step(NamedTuple):
     """What a step of the engine said besides tokens."""
 
-    itl_s: float | None = None  # since the choice's output before, shared evenly by the tokens of this one
+    seconds: float | None = None  # since the choice's output before
     block_ids: Sequence[int] = ()  # the sequence's block table, when it was asked for
     pool: engine_pb2.PoolState | None = None
 

@@ -46,10 +46,14 @@ def _engine_metrics(load: engine_pb2.GetLoadResponse, labels: tuple[str, str]) -
         ("vllm:num_preemptions", "Preemptions.", load.num_preemptions),
         ("nexuskv_steps", "Steps of the engine.", load.num_steps),
         ("nexuskv_prefill_tokens", "Prompt tokens computed.", load.num_prefill_tokens),
-        ("nexuskv_decode_tokens", "Tokens decoded.", load.num_decode_tokens),
+        ("nexuskv_decode_tokens", "Tokens generated.", load.num_decode_tokens),
     ]
     histograms = [
-        ("vllm:iteration_tokens_total", "Tokens of one step.", load.tokens_per_step),
+        (
+            "vllm:iteration_tokens_total",
+            "Tokens computed in one step, drafted ones among them.",
+            load.tokens_per_step,
+        ),
         ("nexuskv_sequences_per_step", "Sequences of one step.", load.sequences_per_step),
         ("nexuskv_step_seconds", "Time of one step.", load.step_seconds),
         ("nexuskv_abort_seconds", "From an abort until its blocks were back.", load.abort_seconds),
@@ -60,12 +64,6 @@ def _engine_metrics(load: engine_pb2.GetLoadResponse, labels: tuple[str, str]) -
         yield _counter(name, help, labels, count)
     for name, help, histogram in histograms:
         yield _histogram(name, help, labels, histogram)
-    phases = CounterMetricFamily(
-        "nexuskv_step_phase_seconds", "Time in each phase of a step.", labels=(*LABELS, "phase")
-    )
-    for phase, seconds in sorted(load.step_time_share.items()):
-        phases.add_metric((*labels, phase), seconds)
-    yield phases
 
 
 def _memory_metrics(stats: memory_pb2.GetStatsResponse) -> Iterator[Metric]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,9 @@ from nexuskv_client import (
 )
 from services.frontend.process import Frontend
 from tests.fakes import ScriptedEngine
-from tests.frontend_system import MODEL, MODULE_LOOP
+from tests.frontend_system import MODEL, MODULE_LOOP, Eventually
 
 pytestmark = MODULE_LOOP
-
-Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -1,8 +1,10 @@
 """Metrics and telemetry are fed by what happened, and by nothing else."""
 
+import asyncio
 import math
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nexuskv.v1 import engine_pb2, memory_pb2
@@ -13,7 +15,7 @@ from services.frontend.peer_stats import Snapshot
 from services.frontend.process import Frontend
 from tests.fakes import ScriptedEngine
 from tests.frontend.http_tools import chat_body, strict_json
-from tests.frontend_system import MODEL, MODULE_LOOP, frontend_for, http_client, serving
+from tests.frontend_system import MODEL, MODULE_LOOP, Eventually, frontend_for, http_client, serving
 
 pytestmark = MODULE_LOOP
 
@@ -118,6 +120,55 @@ async def test_failures_have_a_reason(
     assert found[key("nexuskv_request_failures_total", code="RESOURCE_EXHAUSTED", reason="QUEUE_FULL")] == 1
 
 
+async def test_a_request_fails_once(
+    http: httpx.AsyncClient, engine: ScriptedEngine, eventually: Eventually
+) -> None:
+    failed = "nexuskv_request_failures_total"
+
+    async def failures() -> dict[Key, float]:
+        return {name: value for name, value in (await samples(http)).items() if name[0] == failed}
+
+    before = await failures()
+    engine.pause_after = 1
+    run = asyncio.create_task(http.post("/v1/completions", json={"prompt": ["one", "two", "three"]}))
+    await eventually(lambda: len(engine.submits) == 3)
+    engine.hang_up()
+    assert (await run).status_code == 503
+    after = await failures()
+    changed = {name: value - before.get(name, 0) for name, value in after.items()}
+    assert {name: value for name, value in changed.items() if value} == {
+        key(failed, code="UNAVAILABLE", reason="ENGINE_LOST"): 1
+    }
+
+
+async def test_prompts_without_an_answer_are_counted(http: httpx.AsyncClient) -> None:
+    names = [key("vllm:prompt_tokens_total"), key("vllm:prompt_tokens_cached_total")]
+    before = await samples(http)
+    body = {"prompt": [504, 3575, 282], "max_tokens": 0, "echo": True, "logprobs": 1}
+    usage = (await http.post("/v1/completions", json=body)).json()["usage"]
+    after = await samples(http)
+    assert [after[name] - before.get(name, 0) for name in names] == [usage["prompt_tokens"], 16]
+
+
+async def test_the_mean_latency_is_of_tokens(http: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+    def annotate(output: engine_pb2.SequenceOutput, step: int) -> None:
+        output.token_ids = output.token_ids * (4 if step else 1)
+
+    async def mean_itl_ms_and_seconds() -> tuple[float, float]:
+        telemetry = strict_json((await http.get("/v1/telemetry")).text)
+        return telemetry["frontend"]["mean_itl_ms"], (await samples(http))[
+            key("vllm:inter_token_latency_seconds_sum")
+        ]
+
+    await http.post(CHAT, json=chat_body(max_tokens=2))
+    mean, seconds = await mean_itl_ms_and_seconds()
+    num_tokens = seconds / mean * 1e3
+    engine.annotate = annotate
+    await http.post(CHAT, json=chat_body(max_tokens=3))
+    mean, seconds = await mean_itl_ms_and_seconds()
+    assert seconds / mean * 1e3 - num_tokens == pytest.approx(8)
+
+
 async def test_the_engines_figures(http: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     engine.load = engine_pb2.GetLoadResponse(
         num_running=3,
@@ -126,7 +177,6 @@ async def test_the_engines_figures(http: httpx.AsyncClient, engine: ScriptedEngi
         num_steps=9,
         pool=engine_pb2.PoolState(num_blocks=100, num_free=75, num_query_tokens=50, num_hit_tokens=20),
         tokens_per_step=engine_pb2.Histogram(bounds=[1, 8], counts=[4, 3, 2], sum=60),
-        step_time_share={"run": 1.5},
     )
     found = await samples(http)
     assert found[key("vllm:num_requests_running")] == 3
@@ -137,7 +187,6 @@ async def test_the_engines_figures(http: httpx.AsyncClient, engine: ScriptedEngi
     assert found[key("vllm:num_preemptions_total")] == 1
     assert [found[key("vllm:iteration_tokens_total_bucket", le=le)] for le in ("1", "8", "+Inf")] == [4, 7, 9]
     assert found[key("vllm:iteration_tokens_total_sum")] == 60
-    assert found[key("nexuskv_step_phase_seconds_total", phase="run")] == 1.5
     telemetry = strict_json((await http.get("/v1/telemetry")).text)
     assert telemetry["engine"]["num_running"] == 3
     assert telemetry["engine"]["pool"]["num_free"] == 75

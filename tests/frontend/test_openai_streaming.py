@@ -1,7 +1,6 @@
 """Behaviour of streams that OpenAI's clients rely on."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -20,13 +19,12 @@ from tests.frontend.http_tools import (
     stream_events,
     strict_json,
 )
-from tests.frontend_system import MODULE_LOOP
+from tests.frontend_system import MODULE_LOOP, Eventually
 
 pytestmark = MODULE_LOOP
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEXT = "The capital of France is Paris."
-Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 def body(path: str, **fields: Any) -> dict[str, Any]:

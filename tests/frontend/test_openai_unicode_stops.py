@@ -1,6 +1,6 @@
 """Characters that span tokens, and stop strings that do."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,13 +16,12 @@ from tests.frontend.http_tools import (
     finish_reasons,
     stream_events,
 )
-from tests.frontend_system import MODULE_LOOP
+from tests.frontend_system import MODULE_LOOP, Eventually
 
 pytestmark = MODULE_LOOP
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 Answer = Callable[[str], list[int]]
-Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 def byte_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -178,6 +177,9 @@ async def test_a_stop_token_has_no_text(http: httpx.AsyncClient, answer: Answer)
     choice = body["choices"][0]
     assert choice["message"]["content"] == "one"
     assert choice["stop_reason"] == ids[1]
+    # What the client did not name is no reason to stop: the model just ended.
+    ended = (await http.post(CHAT, json=chat_body())).json()["choices"][0]
+    assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None)
     assert [e["token"] for e in choice["logprobs"]["content"]] == ["one"]
     assert body["usage"]["completion_tokens"] == 2
 

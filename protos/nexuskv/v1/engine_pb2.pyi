@@ -637,26 +637,6 @@ Global___Histogram: _TypeAlias = Histogram  # noqa: Y015
 class GetLoadResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class StepTimeShareEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.float
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.float = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
@@ -670,7 +650,6 @@ class GetLoadResponse(_message.Message):
     TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
     ABORT_SECONDS_FIELD_NUMBER: _builtins.int
-    STEP_TIME_SHARE_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_steps: _builtins.int
@@ -692,10 +671,6 @@ class GetLoadResponse(_message.Message):
     def abort_seconds(self) -> Global___Histogram:
         """from the abort's arrival until its blocks were back"""
 
-    @_builtins.property
-    def step_time_share(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """seconds since start by phase of a step"""
-
     def __init__(
         self,
         *,
@@ -712,11 +687,10 @@ class GetLoadResponse(_message.Message):
         tokens_per_step: Global___Histogram | None = ...,
         step_seconds: Global___Histogram | None = ...,
         abort_seconds: Global___Histogram | None = ...,
-        step_time_share: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort_seconds", b"abort_seconds", "pool", b"pool", "sequences_per_step", b"sequences_per_step", "step_seconds", b"step_seconds", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_seconds", b"abort_seconds", "num_accepted_tokens", b"num_accepted_tokens", "num_decode_tokens", b"num_decode_tokens", "num_draft_tokens", b"num_draft_tokens", "num_preemptions", b"num_preemptions", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "pool", b"pool", "sequences_per_step", b"sequences_per_step", "step_seconds", b"step_seconds", "step_time_share", b"step_time_share", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_seconds", b"abort_seconds", "num_accepted_tokens", b"num_accepted_tokens", "num_decode_tokens", b"num_decode_tokens", "num_draft_tokens", b"num_draft_tokens", "num_preemptions", b"num_preemptions", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "pool", b"pool", "sequences_per_step", b"sequences_per_step", "step_seconds", b"step_seconds", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ from services.frontend.http.endpoint import Call, check_prompt_logprobs, read_ca
 from services.frontend.http.spelling import (
     finite,
     prompt_logprobs,
+    stop_reason,
     to_json,
     usage_object,
     visible_logprobs,
@@ -101,7 +102,7 @@ class ChunkWriter:
                 logprobs = to_json(_logprobs(delta, self._tokenizer, self._sampling))
             events = self._chunk(delta.index, '{"content":' + to_json(delta.text) + "}", logprobs)
         if delta.finish_reason is not None:
-            finish = f'"{delta.finish_reason}","stop_reason":{to_json(delta.matched_stop)}'
+            finish = f'"{delta.finish_reason}","stop_reason":{to_json(stop_reason(delta, self._sampling))}'
             events += self._chunk(delta.index, "{}", finish=finish)
         return events.encode()
 
@@ -146,7 +147,7 @@ def _choice(delta: Delta, tokenizer: Tokenizer, sampling: Sampling) -> dict[str,
         "message": {"role": "assistant", "content": delta.text, "refusal": None},
         "logprobs": _logprobs(delta, tokenizer, sampling),
         "finish_reason": delta.finish_reason,
-        "stop_reason": delta.matched_stop,
+        "stop_reason": stop_reason(delta, sampling),
     }
 
 

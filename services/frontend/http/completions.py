@@ -13,7 +13,13 @@ from services.frontend.core import FrontendCore
 from services.frontend.http import fields
 from services.frontend.http.completion_logprobs import logprobs_object, prompt_entries
 from services.frontend.http.endpoint import Call, check_prompt_logprobs, read_call, whole_answer
-from services.frontend.http.spelling import prompt_logprobs, to_json, usage_object, visible_logprobs
+from services.frontend.http.spelling import (
+    prompt_logprobs,
+    stop_reason,
+    to_json,
+    usage_object,
+    visible_logprobs,
+)
 from services.frontend.http.streaming import EventStream
 from services.frontend.outputs import Delta
 from services.frontend.rules import INT32_MAX, Integer, shown
@@ -135,7 +141,7 @@ class ChunkWriter:
         return (
             f'data: {self._head},"choices":[{{"index":{delta.index},"text":{to_json(text)},'
             f'"logprobs":{to_json(logprobs)},"finish_reason":{finish},'
-            f'"stop_reason":{to_json(delta.matched_stop)}}}]{usage}'
+            f'"stop_reason":{to_json(stop_reason(delta, self._wishes.sampling))}}}]{usage}'
         ).encode()
 
     def closing(self) -> bytes:
@@ -167,7 +173,7 @@ def _choice(call: Call, active: ActiveRequest, delta: Delta, wishes: Wishes) -> 
         "text": text,
         "logprobs": logprobs,
         "finish_reason": delta.finish_reason,
-        "stop_reason": delta.matched_stop,
+        "stop_reason": stop_reason(delta, wishes.sampling),
     }
     if wishes.shows_prompt_logprobs:
         entries = active.generations[delta.index // wishes.sampling.n].prompt_logprobs

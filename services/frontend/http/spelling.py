@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.frontend.outputs import Delta, TokenLogprob, Usage
+from services.frontend.sampling import Sampling
 from services.frontend.text.tokenizer import Tokenizer
 
 # What stands for a probability of zero, as OpenAI's API has it; JSON has no -Infinity.
@@ -31,6 +32,12 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _NO_CHANCE
+
+
+def stop_reason(delta: Delta, sampling: Sampling) -> str | int | None:
+    """What the client had named; an answer that the model itself ended has none."""
+    asked = isinstance(delta.matched_stop, str) or delta.matched_stop in sampling.stop_token_ids
+    return delta.matched_stop if asked else None
 
 
 def visible_logprobs(delta: Delta) -> Sequence[TokenLogprob]:

@@ -25,6 +25,7 @@ def _frontend(core: FrontendCore) -> dict[str, Any]:
     metrics = core.metrics
     drafted, accepted = _total(metrics.draft_tokens), _total(metrics.accepted_tokens)
     prompt, cached = _total(metrics.prompt_tokens), _total(metrics.cached_tokens)
+    timed = metrics.num_timed_tokens
     return {
         "num_active_requests": core.num_active,
         "num_finished_choices": _total(metrics.success),
@@ -35,7 +36,7 @@ def _frontend(core: FrontendCore) -> dict[str, Any]:
         "cached_ratio": cached / prompt if prompt else None,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_ttft_ms": _mean_ms(metrics.ttft),
-        "mean_itl_ms": _mean_ms(metrics.itl),
+        "mean_itl_ms": _sum(metrics.itl, "_sum") / timed * 1e3 if timed else None,
         "mean_request_ms": _mean_ms(metrics.e2e),
     }
 
@@ -64,8 +65,6 @@ def _field(message: Message, field: Any) -> Any:
     if field.has_presence and not message.HasField(field.name):
         return None
     value = getattr(message, field.name)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return dict(value)
     if field.is_repeated:
         return [_message(item) if isinstance(item, Message) else item for item in value]
     return _message(value) if isinstance(value, Message) else value

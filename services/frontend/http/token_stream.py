@@ -1,5 +1,7 @@
 """POST /v1/generate/stream: one event per token, with what the engine measured at that moment."""
 
+from collections import Counter
+
 from fastapi import Request, Response
 
 from services.errors import invalid
@@ -10,7 +12,7 @@ from services.frontend.http.completions import read_prompt, split_prompts
 from services.frontend.http.endpoint import read_call
 from services.frontend.http.spelling import to_json
 from services.frontend.http.streaming import EventStream
-from services.frontend.outputs import Delta, FinishReason, Step, TokenEvent
+from services.frontend.outputs import Delta, FinishReason, Step
 from services.frontend.sampling import Sampling
 
 DEFAULT_MAX_TOKENS = 128
@@ -40,44 +42,46 @@ class TokenStream:
 
 
 class EventWriter:
-    """A rate without samples is null, never a made-up number."""
+    """A rate without samples is null, never a made-up number. Tokens of one step share its time."""
 
     def __init__(self, active: ActiveRequest) -> None:
         (self._generation,) = active.generations
         self._num_tokens = 0
-        self._elapsed_s = 0.0  # from the first token to the last one written
+        self._num_timed, self._timed_s = 0, 0.0  # tokens after the first output, and what they took
 
     def opening(self) -> bytes:
         return b""
 
     def delta(self, delta: Delta) -> bytes:
-        events = delta.events
-        if delta.finish_reason is not None and not events:
+        if delta.finish_reason is not None and not delta.events:
             # Aborted between two tokens: the end still has to be told.
-            return self._event(None, "", delta.finish_reason)
-        last = len(events) - 1
-        return b"".join(
-            [
-                self._event(event, event.text, delta.finish_reason if i == last else None)
-                for i, event in enumerate(events)
-            ]
-        )
+            return self._event(Step(), None, delta.text, delta.finish_reason)
+        num_sharing = Counter(id(event.step) for event in delta.events)
+        last = len(delta.events) - 1
+        lines = []
+        for i, (text, step) in enumerate(delta.events):
+            itl_s = None if step.seconds is None else step.seconds / num_sharing[id(step)]
+            self._count(itl_s)
+            lines.append(self._event(step, itl_s, text, delta.finish_reason if i == last else None))
+        return b"".join(lines)
 
     def closing(self) -> bytes:
         return b""
 
-    def _event(self, event: TokenEvent | None, text: str, finish_reason: FinishReason | None) -> bytes:
-        step = event.step if event is not None else Step()
-        if event is not None:
-            self._num_tokens += 1
-            self._elapsed_s += step.itl_s or 0.0
+    def _count(self, itl_s: float | None) -> None:
+        self._num_tokens += 1
+        if itl_s is not None:
+            self._num_timed += 1
+            self._timed_s += itl_s
+
+    def _event(self, step: Step, itl_s: float | None, text: str, finish_reason: FinishReason | None) -> bytes:
         value = {
             "sequence_id": next(iter(self._generation.usage.sequence_ids), None),
             "token": text,
             "step": self._num_tokens,
-            "tokens_per_sec": (self._num_tokens - 1) / self._elapsed_s if self._elapsed_s > 0 else None,
+            "tokens_per_sec": self._num_timed / self._timed_s if self._timed_s > 0 else None,
             "ttft_ms": self._ttft_ms(),
-            "itl_ms": step.itl_s * 1e3 if step.itl_s is not None else None,
+            "itl_ms": itl_s * 1e3 if itl_s is not None else None,
             **_pool_figures(step),
             "active_block_ids": step.block_ids,
             "is_finished": finish_reason is not None,
