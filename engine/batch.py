@@ -90,7 +90,7 @@ def build_batch(scheduled: tuple[ScheduledSequence, ...]) -> Batch:
     return Batch(
         scheduled, token_ids, positions, slot_mapping, cu_query_lens, context_lens, block_tables,
         _logit_rows(scheduled, cu_query_lens),
-        find_shared_runs(block_tables, np.array([s.start for s in scheduled], np.int32)),
+        find_shared_runs(block_tables, np.array([s.start for s in scheduled], np.int32), counts),
         _tree(scheduled, cu_query_lens, context_lens),
     )  # fmt: skip
 

@@ -43,9 +43,9 @@ class Outcome:
 
 @dataclass
 class _Sent:
-    """The sequences behind the entries of the outstanding update."""
+    """What is behind the entries of the outstanding update."""
 
-    rooms: list[Sequence]
+    rooms: list[int]  # ids: another choice may have inherited what is granted
     forks: list[tuple[int, Sequence]]  # the parent's id, the child with the parent's blocks
     acquires: list[Sequence]
     aborts: list[float]
@@ -79,6 +79,11 @@ class Ledger:
     @property
     def epoch_ended(self) -> bool:
         return self._memory.epoch_ended
+
+    @property
+    def num_forking(self) -> int:
+        """Children that were asked for, or are about to be."""
+        return len(self._forks) + (len(self._sent.forks) if self._sent is not None else 0)
 
     @property
     def has_news(self) -> bool:
@@ -147,7 +152,8 @@ class Ledger:
         update, forks = self._pending, self._forks
         self._pending, self._forks = Update(), []
         parents = {id(parent) for parent, _ in forks}
-        rooms: list[Sequence] = []
+        rooms: list[int] = []
+        should_wait = bool(candidates or forks)
         for sequence in running:
             is_parent = id(sequence) in parents
             wanted = sequence.num_tokens + LOOKAHEAD_TOKENS + sequence.draft_room
@@ -157,7 +163,8 @@ class Ledger:
                 self._report(sequence, update, hold_output=is_parent)
             if sequence.capacity < wanted:
                 update.rooms.append(Room(sequence.sequence_id, wanted - sequence.num_reported))
-                rooms.append(sequence)
+                rooms.append(sequence.sequence_id)
+                should_wait |= sequence.capacity < sequence.num_tokens
             elif kept < len(sequence.block_table):
                 # Room for drafts that is no longer wanted.
                 update.truncates.append(Truncate(sequence.sequence_id, kept))
@@ -174,7 +181,7 @@ class Ledger:
         asked = [(parent.sequence_id, child) for parent, child in forks]
         self._sent = _Sent(rooms, asked, candidates, self._aborts)
         self._aborts = []
-        return bool(candidates or forks or any(s.capacity < s.num_tokens for s in rooms))
+        return should_wait
 
     def receive(self, timeout_s: float) -> Outcome | None:
         """Applies the outstanding answer; None when it has not come. Raises StaleEpochError."""
@@ -198,8 +205,8 @@ class Ledger:
         for offer in answer.drafts:
             if (sequence := self._by_id.get(offer.sequence_id)) is not None:
                 sequence.offered_draft = OfferedDraft(offer.base_length, offer.tokens)
-        for sequence, blocks in zip(sent.rooms, answer.rooms, strict=True):
-            if sequence.sequence_id:
+        for sequence_id, blocks in zip(sent.rooms, answer.rooms, strict=True):
+            if (sequence := self._by_id.get(sequence_id)) is not None:
                 sequence.block_table.extend(blocks)
         self._apply_forks(sent, answer, outcome)
         self._apply_acquires(sent, answer, outcome)

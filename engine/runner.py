@@ -82,7 +82,8 @@ class ModelRunner:
         """Row j of a chunk predicts prompt token start + j + 1; the last prompt token predicts the output."""
         sequence = item.sequence
         num_top = sequence.request.sampling.num_prompt_logprobs
-        following = sequence.tokens[item.start + 1 : item.start + item.num_tokens + 1]
+        end = min(item.start + item.num_tokens + 1, sequence.num_prompt)
+        following = sequence.tokens[item.start + 1 : end]
         if following and num_top is not None:
             sequence.prompt_logprobs.append(logprobs_of(logits[: len(following)], following, num_top))
 

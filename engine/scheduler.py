@@ -55,6 +55,8 @@ class Scheduler:
         self._planner = planner
         self._clock = clock
         self._budget = StepBudget(limits.max_num_batched_tokens)
+        # Each running sequence has its token in every step.
+        self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._registered = False
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
@@ -194,10 +196,15 @@ class Scheduler:
         if self._running and self._short_of > available:
             return []
         candidates: list[Sequence] = []
-        for sequence in self._waiting.first(self._limits.max_num_seqs - len(self._running)):
+        room = self._max_running - sum(map(_num_choices, self._running)) - self._ledger.num_forking
+        for sequence in self._waiting.first(room):
             available -= -(-sequence.num_tokens // BLOCK_SIZE)
+            room -= _num_choices(sequence)
             # What is cached costs nothing, so the first one is always asked for.
             if candidates and available < 0:
+                break
+            # More choices than may run at once run alone.
+            if room < 0 and (candidates or self._running):
                 break
             candidates.append(sequence)
         return candidates
@@ -308,3 +315,8 @@ class Scheduler:
         group = self._requests[sequence.request.request_id]
         if all(choice.status is Status.FINISHED for choice in group):
             del self._requests[sequence.request.request_id]
+
+
+def _num_choices(sequence: Sequence) -> int:
+    """With those that are forked when its prompt is computed."""
+    return 1 + len(sequence.siblings)

@@ -2,8 +2,12 @@
 
 from engine.batch import ScheduledSequence
 from engine.sequence import Sequence
+from engine.speculation.drafter import DraftTree
 from engine.speculation.planner import SpeculationPlanner
 from engine.step_budget import StepBudget
+
+# Rows of a step that have logits, of prompts and of drafts: a vocabulary of float32 each.
+MAX_LOGIT_ROWS = 512
 
 
 def can_run(sequence: Sequence) -> bool:
@@ -22,13 +26,21 @@ def select(
     decodes = decodes[:left]
     left -= len(decodes)
     prefills: list[ScheduledSequence] = []
+    logit_rows_left = MAX_LOGIT_ROWS
     for sequence in running:
         if left <= 0:
             break
         if sequence.num_uncomputed > 1 and can_run(sequence):
             count = min(sequence.num_uncomputed, sequence.capacity - sequence.num_computed, left)
+            if sequence.wants_prompt_logprobs:
+                count = min(count, logit_rows_left)
+                logit_rows_left -= count
+            if count == 0:
+                continue
             prefills.append(ScheduledSequence(sequence, sequence.num_computed, count))
             left -= count
     num_prefill_rows = sum(item.num_tokens for item in prefills)
-    drafts = planner.plan(decodes, num_prefill_rows, left) if planner is not None else {}
+    drafts: dict[int, DraftTree] = {}
+    if planner is not None:
+        drafts = planner.plan(decodes, num_prefill_rows, min(left, logit_rows_left))
     return [ScheduledSequence(s, s.num_computed, 1, drafts.get(i)) for i, s in enumerate(decodes)] + prefills

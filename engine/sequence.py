@@ -168,7 +168,9 @@ class Sequence:
         """Forgets everything in the pool: the sequence was preempted or has ended."""
         self.block_table = []
         self.num_computed = self.num_reported = self.num_written_reported = 0
+        self.prompt_logprobs.clear()
         self.offered_draft = None
+        self.draft_room = 0
         if self.shadow is not None:
             self.shadow.drop_blocks()
             self.shadow = None

@@ -11,6 +11,8 @@ Int32 = npt.NDArray[np.int32]
 
 # A shorter common run is not worth a group of its own.
 MIN_SHARED_BLOCKS = 4
+# A sequence with more rows reads its keys for many of them at once.
+MAX_MEMBER_ROWS = 32
 
 
 class SharedRuns(NamedTuple):
@@ -21,14 +23,14 @@ class SharedRuns(NamedTuple):
     group_lens: Int32
 
 
-def find_shared_runs(block_tables: Int32, starts: Int32) -> SharedRuns:
+def find_shared_runs(block_tables: Int32, starts: Int32, num_rows: Int32) -> SharedRuns:
     """Groups sequences by their first blocks; a run is what all of a group's tables begin with.
 
-    block_tables [S, B]; starts [S]: first new position of each, which the run must not reach.
+    block_tables [S, B]; starts [S]: first new position of each, which the run must not reach; num_rows [S].
     """
     num_sequences = len(starts)
     group_of = np.full(num_sequences, -1, np.int32)
-    longest = starts // BLOCK_SIZE
+    longest = np.where(num_rows <= MAX_MEMBER_ROWS, starts // BLOCK_SIZE, 0)
     by_beginning: dict[bytes, list[int]] = {}
     for s in np.flatnonzero(longest >= MIN_SHARED_BLOCKS):
         by_beginning.setdefault(block_tables[s, :MIN_SHARED_BLOCKS].tobytes(), []).append(int(s))

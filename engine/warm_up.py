@@ -8,6 +8,7 @@ from engine.batch import Batch, ScheduledSequence, build_batch
 from engine.kv_pool import BLOCK_SIZE
 from engine.runner import ModelRunner
 from engine.scheduler import SchedulerLimits
+from engine.selection import MAX_LOGIT_ROWS
 from engine.sequence import Request, SamplingParams, Sequence
 from engine.speculation.drafter import DraftSource, DraftTree
 from engine.speculation.step_cost import StepCost, StepCosts
@@ -15,6 +16,7 @@ from engine.speculation.step_cost import StepCost, StepCosts
 # Rows of the steps that are timed; beyond, drafts are seldom worth their rows.
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 NUM_TIMINGS = 5
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def warm_up(
@@ -25,14 +27,16 @@ def warm_up(
     plain_differs: whether steps of one row a sequence are to be timed on their own.
     """
     # Both ways of drawing a token.
-    for temperature in (0.0, 1.0):
-        runner.run(_verification(1, vocab_size, temperature))
+    for sampling in (GREEDY, SamplingParams(temperature=1.0, top_p=0.9, top_k=8)):
+        runner.run(_prompt(1, vocab_size, sampling))
     _accept_a_branch(runner, vocab_size)
     runner.copy_blocks([], [])
     most = min(limits.max_num_batched_tokens, limits.num_blocks * BLOCK_SIZE, limits.max_model_len)
-    # The largest step too: what it allocates is there when it is needed.
-    runner.run(_verification(most, vocab_size))
-    drafted = _cost(runner, lambda rows: _verification(rows, vocab_size), most)
+    # The largest steps too: what they allocate is there when it is needed.
+    runner.run(_prompt(most, vocab_size, GREEDY))
+    all_logits = replace(GREEDY, num_prompt_logprobs=0)
+    runner.run(_prompt(min(most, MAX_LOGIT_ROWS), vocab_size, all_logits))
+    drafted = _cost(runner, lambda rows: _draft(rows, vocab_size), most)
     if not plain_differs:
         return StepCosts(drafted, drafted)
     plain = _cost(runner, lambda rows: _decode(rows, vocab_size), min(limits.max_num_seqs, limits.num_blocks))
@@ -62,22 +66,27 @@ def _seconds(runner: ModelRunner, batch: Batch) -> float:
     return time.perf_counter() - started
 
 
-def _verification(num_rows: int, vocab_size: int, temperature: float = 0.0) -> Batch:
-    """One sequence's rows, all of which have logits, like a draft that is verified."""
-    sampling = SamplingParams(temperature=temperature, top_p=0.9, top_k=8, num_prompt_logprobs=0)
+def _prompt(num_rows: int, vocab_size: int, sampling: SamplingParams) -> Batch:
     tokens = [token % vocab_size for token in range(num_rows)]
     sequence = Sequence(Request("warm-up", tokens, sampling), 0, 0)
     sequence.block_table = list(range(-(-num_rows // BLOCK_SIZE)))
     return build_batch((ScheduledSequence(sequence, 0, num_rows),))
 
 
+def _draft(num_rows: int, vocab_size: int) -> Batch:
+    """One sequence's last token and a draft behind it."""
+    sequence = Sequence(Request("warm-up", [0], GREEDY), 0, 0)
+    sequence.block_table = list(range(-(-num_rows // BLOCK_SIZE)))
+    tokens = [token % vocab_size for token in range(1, num_rows)]
+    draft = DraftTree.chain(tokens, DraftSource.PROMPT_LOOKUP) if tokens else None
+    return build_batch((ScheduledSequence(sequence, 0, 1, draft),))
+
+
 def _decode(num_sequences: int, vocab_size: int) -> Batch:
     """One row for each of some sequences."""
     scheduled = []
     for index in range(num_sequences):
-        sequence = Sequence(
-            Request("warm-up", [index % vocab_size], SamplingParams(temperature=0.0)), 0, index
-        )
+        sequence = Sequence(Request("warm-up", [index % vocab_size], GREEDY), 0, index)
         sequence.block_table = [index]
         scheduled.append(ScheduledSequence(sequence, 0, 1))
     return build_batch(tuple(scheduled))

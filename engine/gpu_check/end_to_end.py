@@ -77,7 +77,7 @@ def _batch(
         context_lens=(np.array(starts) + counts).astype(np.int32),
         block_tables=tables,
         logit_rows=cu_query_lens[1:] - 1,
-        shared_runs=find_shared_runs(tables, np.array(starts, np.int32)),
+        shared_runs=find_shared_runs(tables, np.array(starts, np.int32), np.array(counts, np.int32)),
     )
 
 

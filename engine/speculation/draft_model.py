@@ -8,7 +8,7 @@ from engine.runner import Model
 from engine.sequence import Request, SamplingParams, Sequence
 from engine.speculation.drafter import DraftSource, DraftTree
 
-# What a model that lags behind computes in one step: a long prompt must not hold up the others.
+# What a model that lags behind computes in a step, for all sequences: a long prompt must not hold up others.
 CATCH_UP_TOKENS = 256
 
 
@@ -29,6 +29,10 @@ class DraftModel:
         self._max_position = max_position
         self.seconds_per_token = seconds_per_token
         self._free = list(range(kv.num_blocks))
+        self._catch_up_left = CATCH_UP_TOKENS
+
+    def start_step(self) -> None:
+        self._catch_up_left = CATCH_UP_TOKENS
 
     @property
     def num_free_blocks(self) -> int:
@@ -44,8 +48,12 @@ class DraftModel:
         if depth < 1 or not shadow.has_room(num_known + depth):
             return None
         shadow.follow(sequence.tokens)
-        if shadow.num_uncomputed > CATCH_UP_TOKENS:
-            self._compute(shadow, CATCH_UP_TOKENS)
+        num_missed = shadow.num_uncomputed - 1
+        count = min(num_missed, self._catch_up_left)
+        self._catch_up_left -= count
+        if count < num_missed:
+            if count:
+                self._compute(shadow, count)
             return None
         for _ in range(depth):
             logits = self._compute(shadow, shadow.num_uncomputed)

@@ -9,7 +9,7 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.drafter import Drafter, DraftTree
 from engine.speculation.step_cost import StepCost
 
-MAX_DRAFT_TOKENS = 32
+MAX_DRAFT_TOKENS = 31  # with the token before them as many rows as attention takes at once
 BETWEEN_LEARNING_RATE = 0.05
 
 
@@ -43,6 +43,8 @@ class SpeculationPlanner:
 
     def plan(self, decodes: Rows[Sequence], num_other_rows: int, budget: int) -> dict[int, DraftTree]:
         """Drafts by index into `decodes`; `budget` bounds their total number of tokens."""
+        if self._draft_model is not None:
+            self._draft_model.start_step()
         rows = len(decodes) + num_other_rows
         expected = float(len(decodes))
         drafts: dict[int, DraftTree] = {}

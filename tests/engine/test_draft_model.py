@@ -98,16 +98,20 @@ def test_what_was_accepted_is_not_computed_again() -> None:
 
 def test_a_model_that_lags_catches_up_without_holding_up_a_step() -> None:
     model = Counting()
-    drafter = draft_model(model)
+    drafter = draft_model(model, num_blocks=128)
     prompt = [t % 31 for t in range(2 * CATCH_UP_TOKENS + 40)]
     sequence = Sequence(request("r", prompt), 0, 0)
-    assert [drafter.propose(sequence, 2) for _ in range(2)] == [None, None]
-    draft = drafter.propose(sequence, 2)
-    assert model.rows == [CATCH_UP_TOKENS, CATCH_UP_TOKENS, 40, 1]
+    others = [Sequence(request(name, prompt), 0, 0) for name in ("s", "t")]
+    for num_rows in ([CATCH_UP_TOKENS], [CATCH_UP_TOKENS], [40, 1, CATCH_UP_TOKENS - 39]):
+        model.rows.clear()
+        drafter.start_step()
+        draft, *nothing = [drafter.propose(one, 2) for one in (sequence, *others)]
+        assert model.rows == num_rows
+        assert nothing == [None, None]
     fresh = draft_model()
     sequence.drop_blocks()
     while (expected := fresh.propose(sequence, 2)) is None:
-        pass
+        fresh.start_step()
     assert draft is not None
     assert draft.tokens == expected.tokens
 

@@ -1,12 +1,14 @@
 """Forks, aborts, preemption and lost epochs while answers of the memory manager are late."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from engine.memory_client import UpdateAnswer
 from engine.sequence import FinishReason
-from tests.engine.harness import Harness, request
-from tests.in_process_memory import LateMemory
+from tests.engine.harness import MAX_STEPS, Harness, request
+from tests.in_process_memory import InProcessMemory, LateMemory
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -23,6 +25,7 @@ def test_random_lives(seed: int) -> None:
             max_tokens=rng.choice((1, 2, 5, 40)),
             temperature=1.0,
             seed=i,
+            stop_token_ids=frozenset(rng.sample(range(32), rng.choice((0, 8)))),
         )
         for i in range(12)
     ]
@@ -30,7 +33,9 @@ def test_random_lives(seed: int) -> None:
     for one in requests:
         expected.update(Harness(num_blocks=256, budget=4096).run(one))
     waiting, aborted = list(requests), set[tuple[str, int]]()
-    while waiting or harness.engine.has_work:
+    for _ in range(MAX_STEPS):
+        if not waiting and not harness.engine.has_work:
+            break
         if waiting and rng.random() < 0.3:
             harness.engine.add(waiting.pop())
         harness.step()
@@ -80,4 +85,27 @@ def test_one_choice_is_aborted_and_the_others_go_on(when: int, index: int) -> No
             assert choice.reason is FinishReason.ABORT
         else:
             assert (choice.tokens, choice.reason) == (expected[key].tokens, expected[key].reason)
+    harness.assert_idle_and_clean()
+
+
+class SlowMemory(InProcessMemory):
+    """Answers what nobody waits for one step late."""
+
+    def receive(self, timeout_s: float) -> UpdateAnswer | None:
+        return None if timeout_s == 0 else super().receive(timeout_s)
+
+
+@pytest.mark.parametrize("num_tokens", [48, 64])
+def test_the_heir_of_a_choice_gets_the_room_that_was_asked_for(num_tokens: int) -> None:
+    """The first choice ends with its first token while the answer about its next block is on its way."""
+    prompt = [t % 30 for t in range(num_tokens)]
+    one = request("r", prompt, num_choices=2, temperature=1.0, seed=3, max_tokens=40)
+    (stop, *_), (other, *_) = (choice.tokens for choice in Harness().run(one).values())
+    assert stop != other
+    stopping = replace(one, sampling=replace(one.sampling, stop_token_ids=frozenset({stop})))
+    expected = Harness().run(stopping)
+    harness = Harness(budget=32, memory=SlowMemory)
+    choices = harness.run(stopping)
+    assert choices["r", 0].tokens == [stop]
+    assert choices["r", 1].tokens == expected["r", 1].tokens
     harness.assert_idle_and_clean()

@@ -1,10 +1,20 @@
 """Whose turn it is, how long anyone waits, and what is refused."""
 
 import pytest
+import torch
 
+from engine.batch import Batch
+from engine.engine import Engine
 from engine.errors import QueueFullError, TooLargeError
+from engine.kv_pool import KVPool
+from engine.runner import ModelRunner
+from engine.scheduler import SchedulerLimits
+from engine.selection import MAX_LOGIT_ROWS
 from engine.sequence import FinishReason, Request, SamplingParams
+from memory_manager import MemoryConfig, MemoryManager
 from tests.engine.harness import Harness, request
+from tests.engine.hash_model import HashModel, small_pool
+from tests.in_process_memory import InProcessMemory
 
 
 def tenant_request(name: str, tenant: str, length: int = 30) -> Request:
@@ -140,3 +150,58 @@ def test_an_aborts_blocks_are_back_within_one_step_and_the_delay_is_counted() ->
     harness.step()
     assert harness.blocks_in_use() == 0
     assert sum(harness.engine.metrics.abort_seconds.counts) == 1
+
+
+def test_choices_count_among_the_sequences_that_run_at_once() -> None:
+    harness = Harness(num_blocks=256, max_num_seqs=4)
+    for i in range(6):
+        harness.engine.add(request(f"r{i}", [i] * 20, num_choices=3, temperature=1.0))
+    harness.engine.add(request("wide", [9] * 20, num_choices=6, temperature=1.0))
+    while harness.engine.has_work:
+        harness.step()
+        widths = [1 + len(s.siblings) for s in harness.engine._scheduler._running]
+        is_wide = any(s.request.request_id == "wide" for s in harness.engine._scheduler._running)
+        assert sum(widths) <= (6 if is_wide else 4)
+    assert len(harness.choices) == 6 * 3 + 6
+    assert all(choice.reason is FinishReason.LENGTH for choice in harness.choices.values())
+
+
+def test_a_budget_below_the_number_of_sequences_lets_nobody_stand_still() -> None:
+    harness = Harness(num_blocks=256, max_num_seqs=32, budget=4)
+    for i in range(8):
+        harness.engine.add(request(f"r{i}", [i] * 2, max_tokens=10))
+    while harness.engine.has_work:
+        harness.step()
+        assert len(harness.engine._scheduler._running) <= 4
+    assert all(len(choice.tokens) == 10 for choice in harness.choices.values())
+
+
+def test_prompt_logprobs_are_those_of_the_last_computation() -> None:
+    """A prompt that loses its blocks half-way is computed again from its beginning."""
+    harness = Harness(budget=32)
+    harness.engine.add(request("r", [t % 31 for t in range(80)], num_prompt_logprobs=0, max_tokens=3))
+    assert harness.step() == []
+    harness.manager.register_engine("engine-0", harness.num_blocks, 16, "hash-model")
+    while not (outputs := harness.step()):
+        pass
+    assert outputs[0].prompt_logprobs is not None
+    assert len(outputs[0].prompt_logprobs.chosen) == 79
+
+
+def test_a_step_computes_a_bounded_number_of_logits() -> None:
+    class Watching(HashModel):
+        def logits(self, batch: Batch, kv: KVPool) -> torch.Tensor:
+            assert len(batch.logit_rows) <= MAX_LOGIT_ROWS + 3
+            return super().logits(batch, kv)
+
+    limits = SchedulerLimits(256, max_num_batched_tokens=4096)
+    runner = ModelRunner(Watching(), small_pool(256))
+    engine = Engine(runner, InProcessMemory(MemoryManager(MemoryConfig())), limits, "hash")
+    for i in range(3):
+        engine.add(request(f"r{i}", [i] * 700, num_prompt_logprobs=0, max_tokens=2))
+    lengths = []
+    while engine.has_work:
+        for output in engine.step():
+            if output.prompt_logprobs is not None:
+                lengths.append(len(output.prompt_logprobs.chosen))
+    assert lengths == [699] * 3
