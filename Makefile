@@ -21,7 +21,7 @@ serve: install  ## memory manager, engine and frontend on this machine
 	@exec $(BIN)/nexuskv up $(ARGS)
 
 test: install
-	$(BIN)/pytest -m "not gpu and not slow and not compose" $(ARGS)
+	$(BIN)/pytest -m "not gpu and not slow" $(ARGS)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -26,7 +26,7 @@ def main() -> None:
     only = parser.parse_args().only
     figures = [f for name, part in PARTS.items() if only in (None, name) for f in part()]
     Path("bench.json").write_text(json.dumps(figures, indent=1) + "\n")
-    print(table([{"target": None, "met": None, **f} for f in figures]))
+    print(table(figures))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.figures import figure
 from engine.kernels import cpu
 
 HIDDEN, NUM_HEADS, NUM_KV_HEADS, DIM, INTERMEDIATE, NUM_LAYERS, VOCABULARY = 576, 9, 3, 64, 1536, 30, 49152
@@ -29,10 +30,6 @@ def best_seconds(call: Callable[[], None], rounds: int = ROUNDS) -> float:
     return min(times)
 
 
-def figure(name: str, value: float, unit: str, better: str = "higher") -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "better": better}
-
-
 def random_bits(generator: np.random.Generator, *shape: int) -> npt.NDArray[np.uint16]:
     """Normal numbers in bfloat16."""
     return bfloat16_bits(generator.standard_normal(shape, np.float32))
@@ -46,8 +43,12 @@ def bfloat16_bits(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 def verify_figures() -> list[dict[str, Any]]:
     generator = np.random.default_rng(0)
     return [
-        figure("spec.verify_drafts", drafts_per_second(generator, 1024, 5) / 1e6, "M tokens/s"),
-        figure("seed.verify_500k", drafts_per_second(generator, 500_000, 5) / 5e6, "M verifications/s"),
+        figure(
+            "spec.verify_drafts", drafts_per_second(generator, 1024, 5) / 1e6, "M tokens/s", "higher", 500
+        ),
+        figure(
+            "seed.verify_500k", drafts_per_second(generator, 500_000, 5) / 5e6, "M verifications/s", "higher"
+        ),
     ]
 
 
@@ -79,9 +80,9 @@ def product_figures() -> list[dict[str, Any]]:
             seconds = best_seconds(lambda x=x, weight=weight, out=out: cpu.matmul(x, weight, out))  # type: ignore[misc]
             name = f"kernels.matmul_{kind}.m{num_rows}"
             if num_rows == 1:
-                figures.append(figure(name, weight.nbytes / seconds / 1e9, "GB/s"))
+                figures.append(figure(name, weight.nbytes / seconds / 1e9, "GB/s", "higher"))
             else:
-                figures.append(figure(name, 2 * num_rows * wide.size / seconds / 1e9, "GFLOP/s"))
+                figures.append(figure(name, 2 * num_rows * wide.size / seconds / 1e9, "GFLOP/s", "higher"))
     return figures
 
 
@@ -126,11 +127,16 @@ def attention_figures() -> list[dict[str, Any]]:
         seconds = best_seconds(run)
         if name.startswith("decode"):
             read = sum(length for length, _ in contexts) * NUM_KV_HEADS * DIM * 2 * keys.itemsize
-            figures.append(figure(f"kernels.attention.{name}", read / seconds / 1e9, "GB/s"))
+            figures.append(figure(f"kernels.attention.{name}", read / seconds / 1e9, "GB/s", "higher"))
         else:
             pairs = int((batch.positions + 1).sum())
             figures.append(
-                figure(f"kernels.attention.{name}", 4 * NUM_HEADS * DIM * pairs / seconds / 1e9, "GFLOP/s")
+                figure(
+                    f"kernels.attention.{name}",
+                    4 * NUM_HEADS * DIM * pairs / seconds / 1e9,
+                    "GFLOP/s",
+                    "higher",
+                )
             )
     return figures
 

@@ -21,7 +21,7 @@ class EventLog:
 
     def __init__(self) -> None:
         self.is_recording = False
-        self.last_seq = 0
+        self.last_seq = 1  # 0 asks for a snapshot, so no event has it
         self._ring: deque[Event] = deque(maxlen=_CAPACITY)
 
     def add(self, engine_id: str, change: Change) -> None:

@@ -60,6 +60,6 @@ def _cuda_backend(options: EngineOptions) -> Backend:
         from engine.backends.cuda import CudaBackend
         from engine.kernels.cuda.launcher import GpuLauncher
     except ImportError as error:
-        raise DeviceError(f"{error}; pip install 'nexuskv[cuda]' installs what is missing") from error
+        raise DeviceError(f"{error}; the extra nexuskv[cuda] brings what is missing") from error
     launcher = GpuLauncher(torch.device("cuda", 0))
     return CudaBackend(launcher, options.gpu_memory_utilization)

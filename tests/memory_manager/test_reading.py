@@ -7,6 +7,7 @@ import pytest
 
 from memory_manager import (
     AllRemoved,
+    Event,
     EvictionCause,
     MissReason,
     NotFoundError,
@@ -100,13 +101,15 @@ def test_events_tell_what_is_cached() -> None:
     engine = EngineSide(num_blocks=8)
     assert [event.change for event in engine.manager.events(0)] == [AllRemoved()]
     engine.finish(1, range(40))
-    (stored,) = [event.change for event in engine.manager.events(0) if event.change != AllRemoved()]
+    nothing, everything = engine.manager.events(0)
+    assert nothing == Event(everything.seq, "engine", AllRemoved())
+    stored = everything.change
     assert isinstance(stored, Stored)
     assert stored.tokens.tolist() == [*range(32)]
     assert stored.parent_block is None
     engine.finish(2, [*range(32), *range(70, 90)])
     engine.finish(3, range(500, 600))
-    changes = [event.change for event in engine.manager.events(1)]
+    changes = [event.change for event in engine.manager.events(everything.seq)]
     assert isinstance(changes[0], Stored)
     assert changes[0].parent_block == stored.blocks[-1]
     assert isinstance(changes[1], Removed)
@@ -124,7 +127,7 @@ def test_a_mirror_of_the_events_equals_the_cache() -> None:
         engine.finish(i, rng.integers(0, 2, 60).repeat(16)[: int(rng.integers(1, 200))].tolist())
         if i == 40:
             engine.manager.clear_cache()
-        for event in engine.manager.events(seen) if seen else engine.manager.events(0):
+        for event in engine.manager.events(seen):
             seen = event.seq
             match event.change:
                 case Stored(blocks, tokens, _):
@@ -143,11 +146,13 @@ def test_a_mirror_of_the_events_equals_the_cache() -> None:
 
 def test_events_that_are_gone_are_not_made_up() -> None:
     engine = EngineSide()
-    engine.manager.events(0)
+    (nothing,) = engine.manager.events(0)
     engine.finish(1, range(40))
-    assert [event.seq for event in engine.manager.events(1)] == []
+    (stored,) = engine.manager.events(nothing.seq)
+    assert stored.seq > nothing.seq > 0
+    assert engine.manager.events(stored.seq) == []
     with pytest.raises(OutOfRangeError) as refused:
-        engine.manager.events(2)
+        engine.manager.events(stored.seq + 1)
     assert refused.value.reason == "EVENTS_DROPPED"
 
 
