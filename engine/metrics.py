@@ -41,7 +41,7 @@ class EngineMetrics:
 
     def observe_admission(self, sequence: Sequence) -> None:
         """Counts a prompt's hit rate once, at its first admission."""
-        if sequence.num_preemptions == 0 and not sequence.started:
+        if sequence.first_scheduled is None:
             self.num_query_tokens += sequence.num_tokens
             self.num_hit_tokens += sequence.num_computed
 

@@ -7,7 +7,7 @@ from nexuskv.v1 import inference_pb2
 from services.errors import ServiceError, invalid
 from services.frontend.chat_messages import check_messages
 from services.frontend.outputs import Delta, DraftSource, FinishReason, Timings, TokenLogprob, Usage
-from services.frontend.rules import INT32_MAX, Integer, Text, unsupported
+from services.frontend.rules import CACHE_SALT, PRIORITY, unsupported
 from services.frontend.sampling import RULES, Sampling
 from services.frontend.served_model import ServedModel
 from services.frontend.text.tokenizer import Tokenizer
@@ -23,7 +23,6 @@ _DRAFT_SOURCES = {
     DraftSource.PROMPT_LOOKUP: inference_pb2.DRAFT_SOURCE_PROMPT_LOOKUP,
     DraftSource.DRAFT_MODEL: inference_pb2.DRAFT_SOURCE_DRAFT_MODEL,
 }
-MAX_SALT_CHARS = 256
 
 
 def to_sampling(params: inference_pb2.SamplingParams) -> Sampling:
@@ -48,11 +47,11 @@ def to_messages(chat: inference_pb2.Chat) -> list[dict[str, Any]]:
 
 
 def to_salt(request: inference_pb2.GenerateRequest) -> str:
-    return str(Text(MAX_SALT_CHARS).check("cache_salt", request.cache_salt))
+    return str(CACHE_SALT.check("cache_salt", request.cache_salt))
 
 
 def to_priority(request: inference_pb2.GenerateRequest) -> int:
-    return int(Integer(-INT32_MAX, INT32_MAX).check("priority", request.priority))
+    return int(PRIORITY.check("priority", request.priority))
 
 
 def no_input() -> ServiceError:

@@ -138,6 +138,11 @@ class LogitBias:
         return int(text)
 
 
+# Fields that every kind of request has.
+CACHE_SALT = Text(256)
+PRIORITY = Integer(-INT32_MAX, INT32_MAX)
+
+
 def check_token_ids(field: str, token_ids: "tuple[int, ...] | list[int]", vocab_size: int) -> None:
     """Raises unless the model has every one of these tokens."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):

@@ -8,18 +8,15 @@ from typing import Any
 from fastapi import Request
 
 from services.errors import invalid
-from services.frontend.rules import INT32_MAX, Flag, Integer, Number, Rule, Text, shown, unsupported
+from services.frontend.rules import CACHE_SALT, PRIORITY, Flag, Number, Rule, shown, unsupported
 from services.frontend.sampling import RULES
 
 Body = Mapping[str, Any]
 
 # HTTP clients expect OpenAI's range here.
 SAMPLING_RULES: dict[str, Rule] = {**RULES, "temperature": Number(0, 2)}
-MAX_SALT_CHARS = 256
 _MAX_REQUEST_ID_CHARS = 128
 _FLAG = Flag()
-_SALT = Text(MAX_SALT_CHARS)
-_PRIORITY = Integer(-INT32_MAX, INT32_MAX)
 _STRUCTURED = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"),
     "structured_outputs",
@@ -62,11 +59,11 @@ def flag(body: Body, name: str, default: bool = False) -> bool:
 
 
 def salt(body: Body) -> str:
-    return _SALT.check("cache_salt", body["cache_salt"]) if "cache_salt" in body else ""
+    return CACHE_SALT.check("cache_salt", body["cache_salt"]) if "cache_salt" in body else ""
 
 
 def priority(body: Body) -> int:
-    return _PRIORITY.check("priority", body["priority"]) if "priority" in body else 0
+    return PRIORITY.check("priority", body["priority"]) if "priority" in body else 0
 
 
 def model_name(body: Body) -> str | None:
