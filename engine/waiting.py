@@ -17,6 +17,7 @@ class WaitingQueue:
         self._by_tenant: dict[str, list[Sequence]] = {}
         self._parked: dict[int, Sequence] = {}
         self._served: defaultdict[str, float] = defaultdict(float)  # tokens, comparable between tenants
+        self._last_served = 0.0  # of the tenant that was the last to wait no more
 
     def __len__(self) -> int:
         return sum(map(len, self._by_tenant.values())) + len(self._parked)
@@ -75,13 +76,14 @@ class WaitingQueue:
             queue.remove(sequence)
             if not queue:
                 del self._by_tenant[tenant]
+                self._last_served = self._served[tenant]
 
     def _join(self, tenant: str) -> None:
-        """A tenant that was away gathers no credit: it starts level with the least served one that waits."""
+        """A tenant that was away gathers no credit: it starts level with the least served one that waits,
+        or with the last one that did."""
+        level = min((self._served[other] for other in self._by_tenant), default=self._last_served)
+        self._served[tenant] = max(self._served[tenant], level)
         self._by_tenant[tenant] = []
-        others = [self._served[other] for other in self._by_tenant if other != tenant]
-        if others:
-            self._served[tenant] = max(self._served[tenant], min(others))
 
 
 def _turn(sequence: Sequence) -> tuple[int, bool, int]:

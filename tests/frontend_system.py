@@ -26,6 +26,7 @@ from tests.fakes import ScriptedEngine
 MODULE_LOOP = pytest.mark.asyncio(loop_scope="module")
 MODEL = "org/tiny-model"
 MAX_MODEL_LEN = 512
+MAX_NUM_SEQS = 100
 Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
@@ -50,6 +51,7 @@ def info(model_path: Path) -> engine_pb2.GetEngineInfoResponse:
         vocab_size=49152,
         num_blocks=100,
         block_size=16,
+        max_num_seqs=MAX_NUM_SEQS,
     )
 
 

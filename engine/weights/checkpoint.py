@@ -1,5 +1,6 @@
 """A checkpoint: a configuration and named tensors, from whatever file format."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,7 +51,15 @@ def check_shape(path: Path, name: str, found: Iterable[int], wanted: tuple[int, 
 
 
 def require_positive(source: str, key: str, value: object) -> Any:
-    """The value, a number above 0. Raises ModelError naming the key."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    """The value, a finite number above 0. Raises ModelError naming the key."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ModelError(f"{source}: {key} is {value!r}, expected a number above 0")
     return value
+
+
+def require_count(source: str, key: str, value: object) -> int:
+    """The value, a whole number above 0. Raises ModelError naming the key."""
+    count = require_positive(source, key, value)
+    if not isinstance(count, int):
+        raise ModelError(f"{source}: {key} is {value!r}, expected a whole number")
+    return count

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 
 from engine.errors import ModelError
 from engine.model.config import ModelConfig, RopeScaling
-from engine.weights.checkpoint import check_shape, require_positive
+from engine.weights.checkpoint import check_shape, require_count, require_positive
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -106,8 +106,11 @@ class GgufCheckpoint:
             raise ModelError(f"{self.path.name}: metadata key {key} is missing")
         return default
 
-    def _number(self, key: str, default: float | None = None) -> Any:
-        return require_positive(self.path.name, key, self._value(key, default))
+    def _number(self, key: str, default: float | None = None) -> float:
+        return float(require_positive(self.path.name, key, self._value(key, default)))
+
+    def _count(self, key: str, default: int | None = None) -> int:
+        return require_count(self.path.name, key, self._value(key, default))
 
     def _read_config(self, name: str) -> ModelConfig:
         arch = self._value("general.architecture")
@@ -116,21 +119,21 @@ class GgufCheckpoint:
             raise ModelError(f"{self.path.name}: architecture {arch!r} is unknown; served are {allowed}")
         if arch != "qwen2" and "blk.0.attn_q.bias" in self._tensors:
             raise ModelError(f"{self.path.name}: tensor blk.0.attn_q.bias is not served for {arch!r}")
-        heads = self._number(f"{arch}.attention.head_count")
-        hidden = self._number(f"{arch}.embedding_length")
-        head_dim = self._number(f"{arch}.attention.key_length", hidden // heads)
+        heads = self._count(f"{arch}.attention.head_count")
+        hidden = self._count(f"{arch}.embedding_length")
+        head_dim = self._count(f"{arch}.attention.key_length", hidden // heads)
         vocab = self._tensors["token_embd.weight"].shape[1] if "token_embd.weight" in self._tensors else 0
         return ModelConfig(
             name=name,
             architecture=arch,
-            num_layers=self._number(f"{arch}.block_count"),
+            num_layers=self._count(f"{arch}.block_count"),
             hidden_size=hidden,
             num_heads=heads,
-            num_kv_heads=self._number(f"{arch}.attention.head_count_kv", heads),
+            num_kv_heads=self._count(f"{arch}.attention.head_count_kv", heads),
             head_dim=head_dim,
-            intermediate_size=self._number(f"{arch}.feed_forward_length"),
+            intermediate_size=self._count(f"{arch}.feed_forward_length"),
             vocab_size=int(vocab),
-            max_position=self._number(f"{arch}.context_length"),
+            max_position=self._count(f"{arch}.context_length"),
             rms_norm_eps=self._number(f"{arch}.attention.layer_norm_rms_epsilon"),
             rope_theta=self._number(f"{arch}.rope.freq_base", 10_000.0),
             rope_scaling=self._rope_scaling(arch, head_dim),
@@ -152,8 +155,8 @@ class GgufCheckpoint:
         return RopeScaling(
             kind,
             factor,
-            original_max_position=self._number(
-                prefix + "original_context_length", self._number(f"{arch}.context_length")
+            original_max_position=self._count(
+                prefix + "original_context_length", self._count(f"{arch}.context_length")
             ),
             beta_fast=self._number(prefix + "yarn_beta_fast", 32.0),
             beta_slow=self._number(prefix + "yarn_beta_slow", 1.0),

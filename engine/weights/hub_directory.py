@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
 from engine.model.config import ModelConfig, RopeScaling
-from engine.weights.checkpoint import check_shape, require_positive
+from engine.weights.checkpoint import check_shape, require_count, require_positive
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -62,8 +62,21 @@ class HubCheckpoint:
             raise ModelError(f"{self.path / 'config.json'}: {key} is missing")
         return value
 
-    def _number(self, key: str, default: float | None = None) -> Any:
-        return require_positive(str(self.path / "config.json"), key, self._value(key, default))
+    def _number(self, key: str, default: float | None = None) -> float:
+        return float(require_positive(self._source, key, self._value(key, default)))
+
+    def _count(self, key: str, default: int | None = None) -> int:
+        return require_count(self._source, key, self._value(key, default))
+
+    @property
+    def _source(self) -> str:
+        return str(self.path / "config.json")
+
+    def _object(self, key: str) -> dict[str, Any]:
+        value = self._json.get(key) or {}
+        if not isinstance(value, dict):
+            raise ModelError(f"{self._source}: {key} is {value!r}, expected an object")
+        return value
 
     def _read_config(self, name: str) -> ModelConfig:
         architecture = self._value("model_type")
@@ -73,22 +86,23 @@ class HubCheckpoint:
                 f"{self.path.name}: model_type {architecture!r} is unknown; served are {allowed}"
             )
         self._refuse_what_is_not_computed()
-        heads, hidden = self._number("num_attention_heads"), self._number("hidden_size")
-        rope = self._json.get("rope_parameters") or {}
+        heads, hidden = self._count("num_attention_heads"), self._count("hidden_size")
+        rope = self._object("rope_parameters")
+        scaling = self._rope_scaling(self._object("rope_scaling") or rope)
         return ModelConfig(
             name=name,
             architecture=architecture,
-            num_layers=self._number("num_hidden_layers"),
+            num_layers=self._count("num_hidden_layers"),
             hidden_size=hidden,
             num_heads=heads,
-            num_kv_heads=self._number("num_key_value_heads", heads),
-            head_dim=self._json.get("head_dim") or hidden // heads,
-            intermediate_size=self._number("intermediate_size"),
-            vocab_size=self._number("vocab_size"),
-            max_position=self._max_position(),
+            num_kv_heads=self._count("num_key_value_heads", heads),
+            head_dim=self._count("head_dim", hidden // heads),
+            intermediate_size=self._count("intermediate_size"),
+            vocab_size=self._count("vocab_size"),
+            max_position=self._max_position(scaling),
             rms_norm_eps=self._number("rms_norm_eps", 1e-6),
-            rope_theta=float(rope.get("rope_theta") or self._number("rope_theta", 10_000.0)),
-            rope_scaling=self._rope_scaling(rope or self._json.get("rope_scaling") or {}),
+            rope_theta=self._number("rope_theta", rope.get("rope_theta") or 10_000.0),
+            rope_scaling=scaling,
             tie_embeddings=self._json.get("tie_word_embeddings", False),
             eos_token_ids=self._eos_token_ids(),
         ).validate()
@@ -100,27 +114,36 @@ class HubCheckpoint:
             if (value := self._json.get(key, served)) != served:
                 raise ModelError(f"{self.path.name}: {key} {value!r} is not served, only {served!r}")
 
-    def _max_position(self) -> int:
+    def _max_position(self, scaling: RopeScaling | None) -> int:
         """Attention here sees the whole context, so a sliding window bounds what is exact."""
-        positions: int = self._number("max_position_embeddings")
+        positions = self._count("max_position_embeddings")
+        if scaling is not None and scaling.kind in ("linear", "yarn"):
+            # The file has the context before it was stretched, or with yarn the one after.
+            trained = positions if scaling.kind == "linear" else scaling.original_max_position
+            positions = max(positions, int(trained * scaling.factor))
         uses_window = self._json.get("use_sliding_window", self._json["model_type"] == "mistral")
-        window = self._json.get("sliding_window")
+        window: int | None = self._json.get("sliding_window")
         return min(positions, window) if uses_window and window else positions
 
     def _rope_scaling(self, rope: dict[str, Any]) -> RopeScaling | None:
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind == "default":
             return None
-        original = rope.get("original_max_position_embeddings") or self._value("max_position_embeddings")
+
+        def number(key: str, default: float | None) -> float:
+            value = rope.get(key)
+            return float(require_positive(self._source, f"rope {key}", default if value is None else value))
+
+        original = "original_max_position_embeddings"
         return RopeScaling(
             kind=kind,
-            factor=float(rope.get("factor", 1.0)),
-            low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
-            high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
-            original_max_position=original,
-            beta_fast=float(rope.get("beta_fast") or 32),
-            beta_slow=float(rope.get("beta_slow") or 1),
-            attention_factor=rope.get("attention_factor"),
+            factor=number("factor", None),
+            low_freq_factor=number("low_freq_factor", 1.0),
+            high_freq_factor=number("high_freq_factor", 4.0),
+            original_max_position=int(number(original, self._count("max_position_embeddings"))),
+            beta_fast=number("beta_fast", 32.0),
+            beta_slow=number("beta_slow", 1.0),
+            attention_factor=number("attention_factor", None) if rope.get("attention_factor") else None,
         )
 
     def _eos_token_ids(self) -> tuple[int, ...]:

@@ -25,6 +25,9 @@ _DRAFT_SOURCE = {
     DraftSource.DRAFT_MODEL: inference_pb2.DRAFT_SOURCE_DRAFT_MODEL,
 }
 
+# Below this the likeliest token is certain, and numbers no longer are.
+MIN_TEMPERATURE = 1e-5
+
 
 def request_from_pb(submit: pb.Submit, request_id: str) -> Request:
     """`request_id` is unique over all sessions. Raises ValueError when an array is malformed."""
@@ -46,7 +49,7 @@ def request_from_pb(submit: pb.Submit, request_id: str) -> Request:
 
 def _sampling_from_pb(s: pb.EngineSampling) -> SamplingParams:
     return SamplingParams(
-        temperature=s.temperature,
+        temperature=s.temperature if s.temperature >= MIN_TEMPERATURE else 0.0,
         top_p=s.top_p,
         top_k=s.top_k,
         min_p=s.min_p,

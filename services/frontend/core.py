@@ -135,7 +135,7 @@ class FrontendCore:
         """Checks against the model and submits. Raises before anything is submitted."""
         self.require_serving()
         model = self.model()
-        check_against_model(sampling, model.info.vocab_size)
+        check_against_model(sampling, model.info.vocab_size, model.info.max_num_seqs)
         bad_words = token_sequences(sampling.bad_words, model.tokenizer)
         check_token_ids("bad_words", list(itertools.chain(*bad_words)), model.info.vocab_size)
         wake = asyncio.Event()

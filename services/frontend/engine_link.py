@@ -17,6 +17,7 @@ from services.frontend.generation import Generation
 from services.frontend.health_probe import HealthProbe
 from services.frontend.served_model import ServedModel
 from services.frontend.text.errors import ModelTextError
+from services.startup import StartError
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class EngineLink:
             self._post(engine_pb2.SessionRequest(abort=engine_pb2.AbortSequences(request_ids=running)))
 
     async def run(self) -> None:
-        """Keeps the session up until cancelled."""
+        """Keeps the session up until cancelled. Raises StartError when the first model cannot be read."""
         backoff_s = FIRST_BACKOFF_S
         while True:
             started = time.monotonic()
@@ -85,6 +86,8 @@ class EngineLink:
         except grpc.aio.AioRpcError as error:
             self._lose(f"the engine cannot be reached: {error.details()}")
         except ModelTextError as error:
+            if self.model is None:
+                raise StartError(str(error)) from error
             self._lose(str(error))
         except Exception:
             # A message that makes no sense must not end the link for good.
@@ -168,8 +171,8 @@ class EngineLink:
 
     def _lose(self, reason: str) -> None:
         """Ends what was running. Taking it over on another engine would start here."""
-        if self._trouble is None:
-            logger.warning("engine session lost: %s", reason)
+        if self._trouble != reason:
+            logger.warning("no session with the engine: %s", reason)
         self._trouble = reason
         lost, self._generations = self._generations, {}
         for generation in lost.values():

@@ -68,10 +68,12 @@ RULES: dict[str, Rule] = {
 }
 
 
-def check_against_model(sampling: Sampling, vocab_size: int) -> None:
+def check_against_model(sampling: Sampling, vocab_size: int, max_num_seqs: int) -> None:
     """Raises for tokens that the model does not have and for limits that contradict each other."""
     check_token_ids("logit_bias", list(sampling.logit_bias), vocab_size)
     check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    if sampling.n > max_num_seqs:
+        raise invalid("n", f"n must be at most {max_num_seqs} on this server, got {sampling.n}")
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise invalid(
             "min_tokens",

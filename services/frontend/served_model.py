@@ -1,6 +1,8 @@
 """What the frontend knows about the model that the engine serves."""
 
+import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.errors import ModelTextError
 from services.frontend.text.gguf_metadata import read_metadata
 from services.frontend.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 ALIAS = "nexuskv-engine-v1"
 _SPECIAL_TOKENS = ("bos", "eos", "unk", "unknown", "pad", "padding")
@@ -49,14 +53,13 @@ def load(info: engine_pb2.GetEngineInfoResponse) -> ServedModel:
 def _from_gguf(path: Path) -> tuple[Tokenizer, ChatTemplate | None]:
     metadata = read_metadata(path)
     tokenizer = gguf_tokenizer.build(metadata)
-    source = metadata.get("tokenizer.chat_template")
-    tokens = metadata["tokenizer.ggml.tokens"]
+    keys = gguf_tokenizer.tokenizer_keys(metadata)
     special = {
-        f"{name}_token": tokens[metadata[key]]
+        f"{name}_token": keys["tokens"][token_id]
         for name in _SPECIAL_TOKENS
-        if (key := f"tokenizer.ggml.{name}_token_id") in metadata
+        if (token_id := gguf_tokenizer.special_id(keys, name)) is not None
     }
-    return tokenizer, ChatTemplate(source, special) if source else None
+    return tokenizer, _template(metadata.get("tokenizer.chat_template"), special)
 
 
 def _from_directory(path: Path) -> tuple[Tokenizer, ChatTemplate | None]:
@@ -69,7 +72,18 @@ def _from_directory(path: Path) -> tuple[Tokenizer, ChatTemplate | None]:
         for name, token in config.items()
         if name.endswith("_token") and (content := hub_tokenizer.token_content(token)) is not None
     }
-    return tokenizer, ChatTemplate(source, special) if source else None
+    return tokenizer, _template(source, special)
+
+
+def _template(source: str | None, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """A model whose template is of no use still completes text."""
+    if not source:
+        return None
+    try:
+        return ChatTemplate(source, special_tokens)
+    except ModelTextError as error:
+        logger.warning("%s; the model cannot chat", error)
+        return None
 
 
 def _named_template(value: Any) -> str | None:

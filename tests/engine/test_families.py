@@ -1,7 +1,9 @@
 """Logits of tiny random models of every family against the transformers library."""
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -126,6 +128,13 @@ def test_bad_directories_are_refused(tmp_path: Path, file: str, content: str, wo
         ("hidden_act", "gelu", "hidden_act 'gelu' is not served, only 'silu'"),
         ("quantization_config", {"bits": 4}, "quantised safetensors are not served"),
         ("rope_parameters", {"rope_type": "dynamic", "factor": 2.0}, "rope scaling 'dynamic' is unknown"),
+        ("rope_scaling", {"rope_type": "linear"}, "rope factor is None"),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 0}, "rope factor is 0"),
+        ("rope_scaling", "linear", "rope_scaling is 'linear', expected an object"),
+        ("rms_norm_eps", math.nan, "rms_norm_eps is nan"),
+        ("rope_theta", math.inf, "rope_theta is inf"),
+        ("head_dim", "64", "head_dim is '64'"),
+        ("num_hidden_layers", 1.5, "num_hidden_layers is 1.5, expected a whole number"),
     ],
 )
 def test_what_is_not_computed_is_refused(tmp_path: Path, key: str, value: object, words: str) -> None:
@@ -134,6 +143,28 @@ def test_what_is_not_computed_is_refused(tmp_path: Path, key: str, value: object
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(ModelError, match=words):
         CpuDecoder(open_checkpoint(str(tmp_path)), torch.float32, 64)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "max_position"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "linear", "factor": 4.0}, 1024),
+        ({"type": "llama3", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+    ],
+)
+def test_a_stretched_context_can_be_used(tmp_path: Path, scaling: dict[str, Any], max_position: int) -> None:
+    """What is added to a file counts, whatever the file had before."""
+    make_model(tmp_path, "llama")
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    assert config["max_position_embeddings"] == 256
+    file.write_text(json.dumps({**config, "rope_scaling": scaling}))
+    read = open_checkpoint(str(tmp_path)).config
+    assert read.max_position == max_position
+    assert read.rope_scaling is not None
+    assert read.rope_scaling.kind == scaling["type"]
 
 
 def test_a_head_size_the_kernels_do_not_have_is_refused(tmp_path: Path) -> None:

@@ -71,6 +71,17 @@ def test_a_tenant_that_was_away_gathers_no_credit() -> None:
     )
 
 
+def test_nor_does_one_that_finds_nobody_waiting() -> None:
+    harness = Harness(max_num_seqs=1)
+    for i in range(20):
+        harness.run(tenant_request(f"b{i}", "b"))
+    for i in range(20):
+        harness.engine.add(tenant_request(f"a{i}", "a"))
+    harness.step()
+    harness.engine.add(tenant_request("b-last", "b"))
+    assert "b-last" in finish_order(harness)[:5]
+
+
 def test_decodes_run_in_every_step_while_a_long_prompt_is_computed() -> None:
     harness = Harness(num_blocks=600, max_num_seqs=16, budget=64)
     for i in range(8):

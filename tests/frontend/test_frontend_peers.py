@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -12,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from nexuskv.v1 import engine_pb2
 from services.frontend import health_probe
 from services.frontend.process import Frontend
+from services.startup import StartError
 from tests.fakes import ScriptedEngine
 from tests.frontend.http_tools import chat_body, check_error, strict_json
 from tests.frontend_system import MODULE_LOOP, frontend_for, http_client, serving, until
@@ -201,3 +203,12 @@ class TestDrain:
                 assert '"code": "shutting_down"' in text
                 assert 'finish_reason":"' not in text
             await until(lambda: len(engine.aborted) == 1)
+
+
+async def test_a_model_whose_text_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    engine = ScriptedEngine(
+        engine_pb2.GetEngineInfoResponse(model="m", model_path=str(tmp_path)), lambda _: [2]
+    )
+    async with serving(engine) as address, frontend_for(address) as frontend:
+        with pytest.raises(StartError, match=r"tokenizer\.json"):
+            await asyncio.wait_for(frontend.broken(), 60)

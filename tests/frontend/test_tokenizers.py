@@ -160,6 +160,49 @@ def test_exactly_one_bos_where_the_model_wants_one() -> None:
     assert gguf_tokenizer.build(byte_level_metadata("gpt-2")).encode("fox")[0] != 0
 
 
+def test_a_file_that_does_not_say_whether_it_wants_a_bos() -> None:
+    for pre, wants in (("llama-bpe", True), ("qwen2", False)):
+        metadata = byte_level_metadata(pre)
+        del metadata["tokenizer.ggml.add_bos_token"]
+        assert gguf_tokenizer.build(metadata).vocabulary.add_bos == wants
+
+
+def test_ends_that_a_file_only_spells() -> None:
+    metadata = byte_level_metadata("qwen2")
+    metadata["tokenizer.ggml.tokens"] += ["<|endoftext|>", "<|im_end|>", "<|eot_id|>"]
+    metadata["tokenizer.ggml.token_type"] += [3, 3, 1]
+    size = len(metadata["tokenizer.ggml.tokens"])
+    assert gguf_tokenizer.build(metadata).vocabulary.end_ids == (1, size - 3, size - 2)
+    metadata["tokenizer.ggml.unknown_token_id"] = size - 3
+    assert gguf_tokenizer.build(metadata).vocabulary.end_ids == (1, size - 2)
+
+
+@pytest.mark.parametrize("token_id", [-1, 5000, 1 << 31])
+def test_special_tokens_that_there_are_not(token_id: int) -> None:
+    wrong = {f"tokenizer.ggml.{name}_token_id": token_id for name in ("bos", "eos", "eot", "unknown")}
+    vocabulary = gguf_tokenizer.build({**sentencepiece_metadata(), **wrong}).vocabulary
+    assert (vocabulary.bos_id, vocabulary.end_ids) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("merges", None, "lacks tokenizer.ggml.merges"),
+        ("merges", ["x"], "damaged"),
+        ("merges", ["nowhere to"], "damaged"),
+        ("scores", None, "lacks tokenizer.ggml.scores"),
+        ("token_type", [1], "damaged"),
+    ],
+)
+def test_damaged_vocabularies_are_refused(key: str, value: Any, words: str) -> None:
+    metadata = byte_level_metadata("gpt-2") if key == "merges" else sentencepiece_metadata()
+    metadata[f"tokenizer.ggml.{key}"] = value
+    if value is None:
+        del metadata[f"tokenizer.ggml.{key}"]
+    with pytest.raises(ModelTextError, match=words):
+        gguf_tokenizer.build(metadata)
+
+
 def test_kinds_that_are_not_known() -> None:
     with pytest.raises(ModelTextError, match="banana"):
         gguf_tokenizer.build(byte_level_metadata("banana"))
@@ -246,6 +289,25 @@ def test_templates_of_a_directory(tmp_path: Path) -> None:
     assert load(info).template is None
 
 
+def test_what_a_training_script_had_set_is_not_for_prompts(tmp_path: Path) -> None:
+    write_directory(tmp_path)
+    whole = hub_tokenizer.load(tmp_path).encode(CORPUS)
+    file = tmp_path / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_file(str(file))
+    backend.enable_truncation(8)
+    backend.enable_padding(length=512)
+    backend.save(str(file))
+    assert hub_tokenizer.load(tmp_path).encode(CORPUS) == whole
+    assert 8 < len(whole) < 512
+
+
+def test_a_model_without_a_usable_template_completes_text(tmp_path: Path) -> None:
+    write_directory(tmp_path, chat_template="{% if %}")
+    model = load(engine_pb2.GetEngineInfoResponse(model="m", model_path=str(tmp_path)))
+    assert model.template is None
+    assert model.tokenizer.encode("fox")
+
+
 def test_directories_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ModelTextError, match=r"tokenizer\.json"):
         hub_tokenizer.load(tmp_path)
@@ -274,6 +336,11 @@ def test_templates_have_what_transformers_gives_them() -> None:
         {"eos_token": "</s>"},
     )
     assert template.render([{"role": "skip"}, {"role": "user", "content": "<é>"}]) == '"<é>"\n4</s>!'
+
+
+def test_what_training_marks_is_text() -> None:
+    template = ChatTemplate("a{% generation %}{{ messages[0].content }}{% endgeneration %}c", {})
+    assert template.render([{"role": "user", "content": "b"}]) == "abc"
 
 
 @pytest.mark.parametrize(

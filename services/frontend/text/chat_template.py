@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.frontend.text.errors import ModelTextError, TemplateError
@@ -17,11 +19,21 @@ Message = Mapping[str, Any]
 _TEMPLATE_BUGS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
+class _Generation(jinja2.ext.Extension):
+    """{% generation %}…{% endgeneration %} marks what an assistant said, for training; it is only text."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens`: bos_token, eos_token … by name. Raises ModelTextError for a broken template."""
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception

@@ -31,20 +31,32 @@ _SAME_AS = {
     "deepseek-r1-qwen": "qwen2",
     "starcoder": "smollm",
 }
+_BOS_FIRST = ("llama-bpe",)  # unless the file says otherwise
+# How the ends of a turn, a message and a document are spelt, of which files name one or two.
+_ENDS = frozenset({
+    "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>",
+    "<|end_of_turn|>", "<end_of_turn>", "<EOT>",
+})  # fmt: skip
 _MERGES_RANK_LAST = ("llama-bpe",)  # a word that is in the vocabulary is one token whatever the merges say
 
 
 def build(metadata: Mapping[str, Any]) -> NexusTokenizer:
     """Builds the tokenizer of a GGUF file. Raises ModelTextError when its kind is not known."""
-    keys = {k.removeprefix("tokenizer.ggml."): v for k, v in metadata.items()}
+    keys = tokenizer_keys(metadata)
     if "tokens" not in keys:
         raise ModelTextError("the GGUF file carries no tokenizer (tokenizer.ggml.tokens is missing)")
     kind = keys.get("model")
-    if kind == "gpt2":
-        return _byte_level(keys)
-    if kind == "llama":
-        return _sentencepiece(keys)
-    raise ModelTextError(f"tokenizer.ggml.model={kind} is not supported: must be gpt2 or llama")
+    if kind not in _BUILDERS:
+        known = " or ".join(_BUILDERS)
+        raise ModelTextError(f"tokenizer.ggml.model={kind} is not supported: must be {known}")
+    try:
+        return _BUILDERS[kind](keys)
+    except ModelTextError:
+        raise
+    except KeyError as error:
+        raise ModelTextError(f"the GGUF file's tokenizer lacks tokenizer.ggml.{error.args[0]}") from error
+    except Exception as error:  # tokenizers raises bare Exception for merges that do not fit
+        raise ModelTextError(f"the GGUF file's tokenizer is damaged: {error}") from error
 
 
 def _byte_level(keys: Mapping[str, Any]) -> NexusTokenizer:
@@ -63,12 +75,12 @@ def _byte_level(keys: Mapping[str, Any]) -> NexusTokenizer:
     pieces = [
         token.encode() if i in special else piece_bytes(token) for i, token in enumerate(keys["tokens"])
     ]
-    return NexusTokenizer(backend, _vocabulary(keys, pieces, add_bos=False, space_prefix=False))
+    return NexusTokenizer(backend, _vocabulary(keys, pieces, add_bos=pre in _BOS_FIRST, space_prefix=False))
 
 
 def _sentencepiece(keys: Mapping[str, Any]) -> NexusTokenizer:
     tokens, space_prefix = keys["tokens"], bool(keys.get("add_space_prefix", True))
-    unknown = tokens[keys.get("unknown_token_id", 0)]
+    unknown = tokens[special_id(keys, "unknown") or 0]
     backend = Tokenizer(
         models.BPE(
             vocab=_ids(tokens),
@@ -116,16 +128,31 @@ def _add_special_tokens(backend: Tokenizer, keys: Mapping[str, Any]) -> set[int]
 def _vocabulary(
     keys: Mapping[str, Any], pieces: list[bytes], *, add_bos: bool, space_prefix: bool
 ) -> Vocabulary:
-    ends = (keys.get(name) for name in ("eos_token_id", "eot_token_id", "eom_token_id"))
+    control_ids = frozenset(i for i, kind in enumerate(keys.get("token_type") or []) if kind == _CONTROL)
+    named = (special_id(keys, name) for name in ("eos", "eot", "eom"))
+    spelt = (i for i in sorted(control_ids - {special_id(keys, "unknown")}) if keys["tokens"][i] in _ENDS)
     return Vocabulary(
         pieces=pieces,
-        control_ids=frozenset(i for i, kind in enumerate(keys.get("token_type") or []) if kind == _CONTROL),
-        end_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
-        bos_id=keys.get("bos_token_id"),
+        control_ids=control_ids,
+        end_ids=tuple(dict.fromkeys(end for end in (*named, *spelt) if end is not None)),
+        bos_id=special_id(keys, "bos"),
         add_bos=bool(keys.get("add_bos_token", add_bos)),
         space_prefix=space_prefix,
     )
 
 
+def special_id(keys: Mapping[str, Any], name: str) -> int | None:
+    """`keys`: those of the tokenizer, without their prefix. Some files name tokens that there are not."""
+    token_id = keys.get(f"{name}_token_id")
+    return token_id if isinstance(token_id, int) and 0 <= token_id < len(keys["tokens"]) else None
+
+
+def tokenizer_keys(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {k.removeprefix("tokenizer.ggml."): v for k, v in metadata.items()}
+
+
 def _ids(tokens: Iterable[str]) -> dict[str, int]:
     return {token: i for i, token in enumerate(tokens)}
+
+
+_BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}

@@ -20,6 +20,9 @@ def load(directory: Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises bare Exception for a malformed file
         raise ModelTextError(f"cannot read {path}: {error}") from error
+    # What a training script had set for its batches is not for prompts.
+    backend.no_truncation()
+    backend.no_padding()
     config = read_json(directory / "tokenizer_config.json")
     decode_piece, space_prefix = _piece_decoder(path, json.loads(text).get("decoder"))
     added = backend.get_added_tokens_decoder()
