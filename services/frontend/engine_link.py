@@ -17,7 +17,6 @@ from services.frontend.generation import Generation
 from services.frontend.health_probe import HealthProbe
 from services.frontend.served_model import ServedModel
 from services.frontend.text.errors import ModelTextError
-from services.startup import StartError
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class EngineLink:
             self._post(engine_pb2.SessionRequest(abort=engine_pb2.AbortSequences(request_ids=running)))
 
     async def run(self) -> None:
-        """Keeps the session up until cancelled. Raises StartError when the first model cannot be read."""
+        """Keeps the session up until cancelled."""
         backoff_s = FIRST_BACKOFF_S
         while True:
             started = time.monotonic()
@@ -86,8 +85,6 @@ class EngineLink:
         except grpc.aio.AioRpcError as error:
             self._lose(f"the engine cannot be reached: {error.details()}")
         except ModelTextError as error:
-            if self.model is None:
-                raise StartError(str(error)) from error
             self._lose(str(error))
         except Exception:
             # A message that makes no sense must not end the link for good.
