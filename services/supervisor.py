@@ -166,14 +166,15 @@ async def _start_and_watch(children: list[Child], on_ready: Callable[[str], None
 def _check_doors(config: FrontendConfig) -> None:
     """A port in use is said at once, not after the model has loaded."""
     for option, port in (("--http-port", config.http_port), ("--grpc-port", config.grpc_port)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((config.host, port))
-            except OSError as error:
-                raise ConfigError(
-                    f"{option}={port}: cannot listen on {config.host}:{port}: {error.strerror}"
-                ) from error
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            raise ConfigError(
+                f"{option}={port}: cannot listen on {config.host}:{port}: {error.strerror}"
+            ) from error
 
 
 def _with_port(address: str) -> str:

@@ -87,6 +87,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> NexusKVError:
     """The tree's exception for a failed call, with the details the server sent along."""
     details = error_details(error)
     kind = _CLASSES.get(error.code(), ServerError)
+    if kind is OverloadedError and details.reason is None:
+        kind = ServerError  # gRPC's own word about a message that is too large: trying again is no use
     return kind(
         error.details() or error.code().name,
         error.code(),

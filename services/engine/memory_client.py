@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
 RETRY_S = 0.1
+REFUSED_WAIT_S = 1.0
 # The memory manager is gone, restarting or too busy: the same call is repeated until it answers.
 _RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
@@ -57,6 +58,7 @@ class GrpcMemoryClient:
             if _code(error) in _RETRIED:
                 self._closed.wait(timeout_s)
                 return False
+            self._closed.wait(REFUSED_WAIT_S)
             raise MemoryManagerError(f"the memory manager refused the engine: {error}") from error
         self._epoch, self._op_seq, self._epoch_ended = response.epoch, 0, False
         self._request = self._call = None

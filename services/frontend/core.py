@@ -18,7 +18,7 @@ from services.frontend.engine_outputs import engine_sampling, pack_ids
 from services.frontend.generation import Generation
 from services.frontend.health_probe import HealthProbe
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.rules import check_token_ids
+from services.frontend.rules import check_token_ids, shown
 from services.frontend.sampling import Sampling, check_against_model, resolve_max_tokens
 from services.frontend.served_model import ServedModel
 from services.frontend.text.detokenizer import Detokenizer, unfinished_tail
@@ -84,7 +84,7 @@ class FrontendCore:
             raise unavailable(self.link.trouble or "no model is loaded yet", "ENGINE_UNAVAILABLE", 1000)
         if name and not model.serves(name):
             raise not_found(
-                f"the model {name!r} does not exist; this server serves {model.name!r}",
+                f"the model {shown(name)} does not exist; this server serves {model.name!r}",
                 "MODEL_NOT_FOUND",
                 "model",
             )

@@ -1,6 +1,7 @@
 """One prompt on the engine: what the engine says about it, turned into deltas for its reader."""
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc
 
@@ -55,6 +56,8 @@ class Generation:
         self.prompt_logprobs: list[TokenLogprob] = []
         self.accepted = False
         self.error: ServiceError | None = None
+        self._packed_blocks = b""
+        self._blocks: Sequence[int] = ()
         self._wake = wake
         self._wake_per_token = wake_per_token
         self._metrics = metrics
@@ -134,7 +137,7 @@ class Generation:
     ) -> None:
         token_ids = unpack_ids(output.token_ids)
         seconds = None if choice.last_token_at is None else now - choice.last_token_at
-        step = Step(seconds, unpack_ids(output.block_table) if output.block_table else (), pool)
+        step = Step(seconds, self._unpack_blocks(output.block_table), pool)
         logprobs: list[TokenLogprob] = []
         if output.logprobs:
             logprobs = unpack_logprobs(
@@ -148,6 +151,12 @@ class Generation:
         if output.finish_reason and choice.finish_reason is None:
             reason = _FINISH_REASONS[output.finish_reason]
             choice.finish(reason, step, stop_token, stop_logprob)
+
+    def _unpack_blocks(self, packed: bytes) -> Sequence[int]:
+        """Steps with the same table share it, so that a reader may be slow."""
+        if packed != self._packed_blocks:
+            self._packed_blocks, self._blocks = packed, unpack_ids(packed)
+        return self._blocks
 
     def _count(self, choice: Choice, output: engine_pb2.SequenceOutput, num_tokens: int, now: float) -> None:
         usage, timings = self.usage, self.timings

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 READY_POLL_S = 0.05
 # A drained door still has the last bytes of its answers to send.
 DOOR_GRACE_S = 2.0
+KEEPALIVE_IDLE_S = 60
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # A client whose machine is gone is noticed; accepted sockets inherit it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
             listener.bind(address)
         except OSError:
             listener.close()

@@ -15,6 +15,7 @@ from services.errors import ServiceError, invalid
 INT32_MAX = 2**31 - 1
 MAX_STOPS = 4
 # Their tokens are found on the event loop.
+MAX_BIASES = 16_384
 MAX_BAD_WORDS, MAX_BAD_WORDS_CHARS = 128, 2048
 
 
@@ -113,9 +114,12 @@ class BadWords:
 class TokenIdList:
     """Only the shape is checked; whether the model has these tokens is `check_token_ids`'s to say."""
 
+    max_length: int = INT32_MAX
+
     def check(self, field: str, value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-            raise invalid(field, f"{field} must be a list of token ids, got {shown(value)}")
+        if not isinstance(value, list) or len(value) > self.max_length or not set(map(type, value)) <= {int}:
+            bound = f" at most {self.max_length}" if self.max_length < INT32_MAX else ""
+            raise invalid(field, f"{field} must be a list of{bound} token ids, got {shown(value)}")
         return tuple(value)
 
 
@@ -124,10 +128,11 @@ class LogitBias:
     bias: Number = Number(-100, 100)
 
     def check(self, field: str, value: Any) -> dict[int, float]:
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or len(value) > MAX_BIASES:
             raise invalid(
                 field,
-                f"{field} must be an object of token ids and numbers from -100 to 100, got {shown(value)}",
+                f"{field} must be an object of at most {MAX_BIASES} token ids and numbers from -100 to 100, "
+                f"got {shown(value)}",
             )
         return {self._token_id(field, key): self.bias.check(field, entry) for key, entry in value.items()}
 

@@ -19,6 +19,7 @@ from services.frontend.rules import (
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_STOP_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ RULES: dict[str, Rule] = {
     "max_tokens": Integer(1, INT32_MAX),
     "min_tokens": Integer(0, INT32_MAX),
     "stop": StopStrings(),
-    "stop_token_ids": TokenIdList(),
+    "stop_token_ids": TokenIdList(MAX_STOP_TOKENS),
     "bad_words": BadWords(),
     "ignore_eos": Flag(),
     "logprobs": Integer(0, MAX_LOGPROBS),

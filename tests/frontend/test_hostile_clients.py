@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from services.errors import ServiceError
 from services.frontend.chat_messages import check_messages
-from services.frontend.http import server
+from services.frontend.http import body, server
 from services.frontend.http.body import parse_object
 from services.frontend.http.chat import read_sampling
 from services.frontend.http.completions import split_prompts
@@ -24,7 +24,7 @@ from services.frontend.process import Frontend
 from services.frontend.turnstile import Turnstile
 from tests.fakes import ScriptedEngine
 from tests.frontend.http_tools import chat_body, check_error, strict_json
-from tests.frontend_system import MODULE_LOOP
+from tests.frontend_system import MODULE_LOOP, Eventually
 
 CHAT = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -95,6 +95,82 @@ async def test_pipelined_requests_are_answered_in_order(frontend: Frontend) -> N
     assert answer.count(b"HTTP/1.1 200") == 4
     assert answer.endswith(b'{"status":"ok"}')
     writer.close()
+
+
+@MODULE_LOOP
+async def test_a_disconnect_is_noticed_behind_pipelined_requests(
+    frontend: Frontend, engine: ScriptedEngine, eventually: Eventually
+) -> None:
+    engine.pause_after = 2
+    _, writer = await asyncio.open_connection("127.0.0.1", frontend.http_port)
+    content = json.dumps(chat_body(max_tokens=400)).encode()
+    writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(content) + content)
+    await eventually(lambda: len(engine.submits) == 1)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.close()
+    await eventually(lambda: engine.aborted == [engine.submits[0].request_id])
+
+
+@MODULE_LOOP
+async def test_more_requests_than_may_wait_on_a_connection(
+    frontend: Frontend, engine: ScriptedEngine
+) -> None:
+    engine.pause_after = 0
+    reader, writer = await asyncio.open_connection("127.0.0.1", frontend.http_port)
+    content = json.dumps(chat_body()).encode()
+    writer.write((HEAD + b"content-length: %d\r\n\r\n" % len(content) + content) * (server.MAX_PIPELINED + 1))
+    assert b"Too many requests wait" in await reader.read()
+    writer.close()
+
+
+@MODULE_LOOP
+async def test_trailers_are_not_kept(frontend: Frontend) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", frontend.http_port)
+    content = json.dumps(chat_body(max_tokens=1)).encode()
+    writer.write(HEAD + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n")
+    writer.write(b"%x\r\n%b\r\n0\r\n" % (len(content), content))
+    connections: set[Any] = frontend._http._server.server_state.connections  # type: ignore[union-attr]
+    for i in range(2000):
+        writer.write(b"x%d: y\r\n" % i)
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    assert max(len(connection.headers) for connection in connections) < 20
+    writer.write(b"\r\n")
+    assert b"200 OK" in await reader.read()
+    writer.close()
+
+
+@MODULE_LOOP
+async def test_a_body_that_does_not_come(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "SILENCE_S", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", frontend.http_port)
+    writer.write(HEAD + b"content-length: 100\r\n\r\n{")
+    assert b"HTTP/1.1 408" in await reader.read(4096)
+    writer.close()
+
+
+@MODULE_LOOP
+async def test_a_connection_on_which_nothing_is_said(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontend._http._server.config, "timeout_keep_alive", 0.2)  # type: ignore[union-attr]
+    reader, writer = await asyncio.open_connection("127.0.0.1", frontend.http_port)
+    assert await reader.read() == b""
+    writer.close()
+
+
+@MODULE_LOOP
+async def test_too_long_lists(http: httpx.AsyncClient) -> None:
+    lists = {"logit_bias": {str(i): 1 for i in range(20_000)}, "stop_token_ids": [1] * 2000}
+    for name, value in lists.items():
+        error = check_error(await http.post(CHAT, json=chat_body(**{name: value})), 400)
+        assert (error["param"], "at most" in error["message"]) == (name, True)
+    check_error(await http.post("/v1/completions", json={"prompt": "x", "best_of": True}), 400)
+    check_error(await http.post(CHAT, json=chat_body(n=101)), 400)
+    name = check_error(await http.post(CHAT, json=chat_body(model="m" * 9000)), 404)["message"]
+    assert len(name) < 300
 
 
 @MODULE_LOOP

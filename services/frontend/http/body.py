@@ -1,6 +1,8 @@
 """Reads a request's JSON body, strictly and within a bound."""
 
+import asyncio
 import json
+import re
 from typing import Any
 
 import grpc
@@ -11,6 +13,10 @@ from starlette.requests import ClientDisconnect
 from services.errors import ServiceError, invalid
 from services.frontend.generation import cancelled
 from services.frontend.rules import shown
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# Between two pieces of a body.
+SILENCE_S = 30.0
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -33,6 +39,12 @@ class BodyTooLarge(ServiceError):
         return 413
 
 
+class BodyTooSlow(ServiceError):
+    @property
+    def http_status(self) -> int:
+        return 408
+
+
 def _check_content_type(request: Request) -> None:
     content_type = request.headers.get("content-type", "application/json")
     kind = content_type.split(";")[0].strip().lower()
@@ -46,16 +58,26 @@ def _check_content_type(request: Request) -> None:
 
 async def _read(request: Request, max_bytes: int) -> bytes:
     data = bytearray()
+    now = asyncio.get_running_loop().time
     try:
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > max_bytes:
-                raise BodyTooLarge(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"the body must have at most {max_bytes} bytes",
-                    "BODY_TOO_LARGE",
-                    field="body",
-                )
+        async with asyncio.timeout(SILENCE_S) as deadline:
+            async for chunk in request.stream():
+                deadline.reschedule(now() + SILENCE_S)
+                data += chunk
+                if len(data) > max_bytes:
+                    raise BodyTooLarge(
+                        grpc.StatusCode.INVALID_ARGUMENT,
+                        f"the body must have at most {max_bytes} bytes",
+                        "BODY_TOO_LARGE",
+                        field="body",
+                    )
+    except TimeoutError as error:
+        raise BodyTooSlow(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"nothing came of the body for {SILENCE_S:g} seconds",
+            "BODY_TOO_SLOW",
+            field="body",
+        ) from error
     except ClientDisconnect as error:
         raise cancelled() from error
     return bytes(data)
@@ -80,7 +102,7 @@ def _lone_surrogate(data: bytes) -> str | None:
     pending: list[tuple[str, Any]] = [("body", value)]
     while pending:
         path, entry = pending.pop()
-        if isinstance(entry, str) and any("\ud800" <= letter <= "\udfff" for letter in entry):
+        if isinstance(entry, str) and _SURROGATE.search(entry):
             return path
         if isinstance(entry, dict):
             prefix = "" if path == "body" else path + "."

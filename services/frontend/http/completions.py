@@ -31,6 +31,7 @@ DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
 MAX_CHOICES = 2048
 _MAX_TOKENS = Integer(0, INT32_MAX)
+_BEST_OF = Integer(1, MAX_CHOICES)
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _sampling(body: fields.Body, echo: bool) -> Sampling:
     if "max_tokens" in body:
         values["max_tokens"] = _MAX_TOKENS.check("max_tokens", body["max_tokens"])
     sampling = Sampling(**values)
-    if body.get("best_of", sampling.n) != sampling.n:
+    if _BEST_OF.check("best_of", body.get("best_of", sampling.n)) != sampling.n:
         raise invalid("best_of", f"best_of must be equal to n ({sampling.n}) on this server")
     if echo and sampling.logprobs is not None and sampling.prompt_logprobs is None:
         return replace(sampling, prompt_logprobs=sampling.logprobs)

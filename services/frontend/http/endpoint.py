@@ -1,5 +1,6 @@
 """What the generating endpoints have in common: from a request's body to a running request."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,5 +88,12 @@ async def whole_answer(
     with start() as active:
         async with abort_on_disconnect(request.receive, active):
             deltas = await active.finished()
-    headers = {"X-Request-Id": call.request_id}
-    return Response(to_json(spell(active, deltas)), 200, headers, "application/json")
+
+    def body() -> str:
+        return to_json(spell(active, deltas))
+
+    # Logprobs are many times as large as the text: others get their turn meanwhile.
+    prompts = active.generations
+    is_large = any(delta.logprobs for delta in deltas) or any(prompt.prompt_logprobs for prompt in prompts)
+    content = await asyncio.to_thread(body) if is_large else body()
+    return Response(content, 200, {"X-Request-Id": call.request_id}, "application/json")

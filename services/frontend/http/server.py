@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.frontend.http.errors import error_body
 
 KEEP_ALIVE_S = 30
 # More than any client's headers and the first read of a body together.
 MAX_HEAD_BYTES = 1 << 20
+MAX_PIPELINED = 64
 
 
 class HttpServer:
@@ -58,9 +59,26 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """Bounds the head of a request, and answers what is not HTTP in the shape of any other error."""
+    """Bounds the head of a request, and answers what is not HTTP in the shape of any other error.
+
+    Requests that wait behind another one on their connection do not keep its end from being noticed.
+    """
 
     _num_head_bytes: int | None = 0  # None while a body is read
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._cycles: list[RequestResponseCycle] = []
+        # Who connects has something to say.
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._num_head_bytes is not None:
@@ -70,9 +88,20 @@ class _Protocol(HttpToolsProtocol):
                 return
         super().data_received(data)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._num_head_bytes is not None:  # else it is a trailer, which nobody reads
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._num_head_bytes = None
         super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if self.cycle is not None:
+            self._cycles.append(self.cycle)
+        if len(self._cycles) > MAX_PIPELINED:
+            self.send_400_response("Too many requests wait on this connection.")
+        elif self.pipeline:
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         self._num_head_bytes = 0

@@ -1,5 +1,7 @@
 """POST /tokenize and POST /detokenize."""
 
+import asyncio
+
 from fastapi import Request, Response
 
 from services.errors import invalid
@@ -38,4 +40,5 @@ class TextEndpoints:
         model = self._core.model(fields.model_name(body))
         token_ids = TokenIdList().check("tokens", body.get("tokens"))
         check_token_ids("tokens", token_ids, model.info.vocab_size)
-        return Response(to_json({"prompt": model.tokenizer.decode(token_ids)}), 200, None, "application/json")
+        text = await asyncio.to_thread(model.tokenizer.decode, token_ids)
+        return Response(to_json({"prompt": text}), 200, None, "application/json")
