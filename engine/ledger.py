@@ -34,6 +34,7 @@ class Outcome:
     admitted: list[Sequence] = field(default_factory=list)
     forked: list[Sequence] = field(default_factory=list)
     fork_refused: list[Sequence] = field(default_factory=list)
+    denied: list[Sequence] = field(default_factory=list)  # got no room, whatever the pool has
     short: list[tuple[Sequence, int]] = field(default_factory=list)  # with the blocks it needs
     never: list[tuple[Sequence, int, int]] = field(default_factory=list)  # needs, could have
     parked: list[Sequence] = field(default_factory=list)  # wait for a prefix that is being computed
@@ -208,6 +209,8 @@ class Ledger:
         for sequence_id, blocks in zip(sent.rooms, answer.rooms, strict=True):
             if (sequence := self._by_id.get(sequence_id)) is not None:
                 sequence.block_table.extend(blocks)
+                if not blocks and sequence.capacity < sequence.num_tokens:
+                    outcome.denied.append(sequence)
         self._apply_forks(sent, answer, outcome)
         self._apply_acquires(sent, answer, outcome)
         self.num_free, self.num_fenced = answer.num_free, answer.num_fenced

@@ -65,6 +65,7 @@ class Scheduler:
         self._num_added = 0
         self._num_steps = 0
         self._last_step_at = time.perf_counter()
+        self._denied: list[Sequence] = []  # got no room in the last answer
         self._short_of = 0  # blocks the first waiting sequence needs and could not have
 
     @property
@@ -167,6 +168,7 @@ class Scheduler:
             self._apply(outcome)
 
     def _apply(self, outcome: Outcome) -> None:
+        self._denied = outcome.denied
         for sequence in outcome.admitted:
             self._waiting.discard(sequence)
             self._metrics.observe_admission(sequence)
@@ -214,11 +216,25 @@ class Scheduler:
         stuck = [s for s in self._running if s.capacity < s.num_tokens]
         missing = len(stuck) - self._ledger.num_available
         while missing > 0 and len(self._running) > 1:
-            victim = self._running.pop()
+            victim = self._running[-1]
             missing -= 1 + sum(1 for s in stuck if s is victim)
-            self._metrics.num_preemptions += 1
-            victim.num_preemptions += 1
-            self._send_back(victim)
+            self._preempt(victim)
+        if missing <= 0 and self._ledger.num_fenced == 0:
+            self._preempt_denied()
+
+    def _preempt_denied(self) -> None:
+        """There are blocks, but not for these tenants: their least urgent sequences make room, or learn when
+        they ask again that they have all they may have."""
+        denied = {s.request.tenant for s in self._denied if s.status is Status.RUNNING and not can_run(s)}
+        self._denied = []
+        for tenant in denied:
+            self._preempt(next(s for s in reversed(self._running) if s.request.tenant == tenant))
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._running.remove(victim)
+        self._metrics.num_preemptions += 1
+        victim.num_preemptions += 1
+        self._send_back(victim)
 
     def _release(self, sequence: Sequence) -> None:
         """Children that were to be forked from it start from its cached prompt."""

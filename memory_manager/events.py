@@ -1,5 +1,6 @@
 """Cache events: what was stored and removed, numbered, for whoever mirrors the cache elsewhere."""
 
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -21,7 +22,8 @@ class EventLog:
 
     def __init__(self) -> None:
         self.is_recording = False
-        self.last_seq = 1  # 0 asks for a snapshot, so no event has it
+        # Above all numbers of earlier starts, so that theirs are known to be gone.
+        self.last_seq = time.time_ns() // 1000
         self._ring: deque[Event] = deque(maxlen=_CAPACITY)
 
     def add(self, engine_id: str, change: Change) -> None:

@@ -236,11 +236,13 @@ class MemoryManager(Reader):
         engine = self._state.engine(epoch)
         with engine.changing(self._now_us()):
             quarantined = repair_pool(subject_of(engine))
+        for change in whole_cache(engine.tables):
+            self._events.add(engine.engine_id, change)
         is_sound = not check_pool(subject_of(engine))
         if not is_sound:
             self._end_epoch(epoch)
         if self._journal is not None:
-            self._journal.rewrite(self._state)
+            self._journal.restart(self._state)
         return Mended(quarantined, has_ended=not is_sound)
 
     def _now_us(self) -> int:

@@ -1,6 +1,6 @@
 """What can be asked of a memory manager without changing it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from memory_manager.columns import INT32, Int32s, freeze
 from memory_manager.core.layout import BLOCK_SIZE
@@ -61,15 +61,12 @@ class Reader:
 
     def check_integrity(self) -> list[str]:
         """Recomputes every invariant from scratch; answers what is violated."""
-        return [
-            f"{engine.engine_id}: {violation}"
-            for engine in self._state.engines.values()
-            for violation in check_pool(subject_of(engine))
-        ]
+        engines = self._state.engines.values()
+        return violations_of({engine.engine_id: subject_of(engine) for engine in engines})
 
-    def copies_to_check(self) -> list[Subject]:
-        """Copies of all pools, for another thread to examine by `check_pool`."""
-        return [copy_of(engine) for engine in self._state.engines.values()]
+    def copies_to_check(self) -> dict[str, Subject]:
+        """Copies of all pools by their engines, for another thread to examine by `violations_of`."""
+        return {engine.engine_id: copy_of(engine) for engine in self._state.engines.values()}
 
     def _engine(self, engine_id: str) -> EnginePool:
         engines = list(self._state.engines.values())
@@ -77,6 +74,15 @@ class Reader:
             if engine.engine_id == engine_id or (not engine_id and len(engines) == 1):
                 return engine
         raise NotFoundError("UNKNOWN_ENGINE", f"no engine {engine_id!r} is registered")
+
+
+def violations_of(subjects: Mapping[str, Subject]) -> list[str]:
+    """What is violated in pools, by their engines."""
+    return [
+        f"{engine_id}: {violation}"
+        for engine_id, subject in subjects.items()
+        for violation in check_pool(subject)
+    ]
 
 
 def _by_num_cached(match: EngineMatch) -> int:

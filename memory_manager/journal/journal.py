@@ -73,6 +73,7 @@ class Journal:
             raise MemoryManagerError("JOURNAL_LOCKED", f"{config.directory} is in use") from error
         self._generation = 0
         self._rewrite_at = 0
+        self._must_rewrite = False  # the state has changed in a way that no record tells
         self._file: JournalFile | None = None
 
     def load(self, config: MemoryConfig, now_us: int) -> State | None:
@@ -100,7 +101,7 @@ class Journal:
 
         Rewrites the journal when it has grown. Raises JournalUnavailableError.
         """
-        if self._file is None:
+        if self._file is None or self._must_rewrite:
             self.rewrite(state)
             return
         size = self._file.size
@@ -129,13 +130,18 @@ class Journal:
         self._sync_directory()
         if self._file is not None:
             self._file.close()
-        self._file, self._generation = file, generation
+        self._file, self._generation, self._must_rewrite = file, generation, False
         self._rewrite_at = self._threshold(file.size)
         self._remove_all_but(generation)
 
+    def restart(self, state: State) -> None:
+        """Goes on from the state as it is. Raises JournalUnavailableError; then the next commit does it."""
+        self._must_rewrite = True
+        self.rewrite(state)
+
     def purge(self, state: State) -> None:
         """Leaves nothing on disk but what the state holds. Raises JournalUnavailableError."""
-        self.rewrite(state)
+        self.restart(state)
         for path in self._config.directory.glob(f"*{_DAMAGED}"):
             path.unlink()
 

@@ -87,7 +87,10 @@ def decode_state(payload: memoryview, config: MemoryConfig, now_us: int) -> Stat
             array[:] = np.frombuffer(payload, dtype, size, offset)
             arrays.append(array)
             offset += array.nbytes + -array.nbytes % 8
-        engine = _engine_from(engine_facts, Pool(*arrays), state, now_us)
+        pool = Pool(*arrays)
+        # Nobody watches yet.
+        pool.counters["num_changes"] = 0
+        engine = _engine_from(engine_facts, pool._replace(changes=pool.changes[:0]), state, now_us)
         state.engines[engine.epoch] = engine
     for *namespace, size, num_tokens in facts["texts"]:
         ended = np.frombuffer(payload, np.int32, num_tokens, offset).copy()

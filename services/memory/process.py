@@ -80,5 +80,8 @@ async def _reap(manager: MemoryManager) -> None:
     """Ends the leases of engines that have gone silent; one call takes microseconds."""
     while True:
         await asyncio.sleep(REAP_INTERVAL_S)
-        for epoch in manager.reap_expired():
-            logger.warning("the lease of epoch %d is over; its blocks are free", epoch)
+        try:
+            for epoch in manager.reap_expired():
+                logger.warning("the lease of epoch %d is over; its blocks are free", epoch)
+        except MemoryManagerError as error:
+            logger.warning("leases: %s", error)

@@ -19,6 +19,7 @@ from memory_manager.errors import (
 )
 from memory_manager.inspection import delta_between
 from memory_manager.journal.file import JournalUnavailableError
+from memory_manager.reader import violations_of
 from nexuskv.v1 import memory_pb2 as pb
 from nexuskv.v1 import memory_pb2_grpc
 from services import errors
@@ -183,5 +184,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryManagerServiceServicer):
     async def CheckIntegrity(
         self, request: pb.CheckIntegrityRequest, context: Context
     ) -> pb.CheckIntegrityResponse:
-        violations = self._manager.check_integrity()
+        # Beside the engines' calls: it takes seconds for long chains.
+        copies = self._manager.copies_to_check()
+        violations = await asyncio.to_thread(violations_of, copies)
         return pb.CheckIntegrityResponse(ok=not violations, violations=violations)

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from memory_manager import TenantLimits
+from memory_manager.manager import MAX_POOL_BLOCKS
 from services.config import ConfigError
 
 
@@ -26,6 +27,8 @@ def _limits(path: str, tenant: str, table: object) -> TenantLimits:
     for key, value in table.items():
         if key not in allowed:
             raise ConfigError(f"{path}: [{tenant}] has no {key}; allowed are {', '.join(allowed)}")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ConfigError(f"{path}: [{tenant}] {key} = {value!r} must be an integer of at least 0")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_POOL_BLOCKS:
+            raise ConfigError(
+                f"{path}: [{tenant}] {key} = {value!r} must be an integer from 0 to {MAX_POOL_BLOCKS}"
+            )
     return TenantLimits(**table)

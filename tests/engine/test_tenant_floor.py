@@ -1,10 +1,11 @@
-"""What a floor is for: a tenant's prefix outlasts another's flood."""
+"""What limits are for: a tenant's prefix outlasts another's flood, and nobody waits for ever."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from engine.sequence import Request, SamplingParams
+from engine.sequence import FinishReason, Request, SamplingParams
 from memory_manager import MemoryConfig, TenantLimits
 from tests.engine.harness import Harness
 
@@ -31,4 +32,33 @@ def test_a_flood_of_unique_prompts_leaves_a_prefix_under_its_floor_alone(floor: 
         cached.append(choices[f"quiet {start}", 0].num_cached)
     assert all(choice.reason is not None and not choice.error for choice in harness.choices.values())
     assert (set(cached) == {128}) == (floor > 0)
+    harness.assert_idle_and_clean()
+
+
+@pytest.mark.parametrize("limits", [{"a": TenantLimits(quota=8)}, {"b": TenantLimits(floor=56)}])
+def test_sequences_that_run_into_their_tenants_limit_take_turns(limits: dict[str, TenantLimits]) -> None:
+    """The pool has blocks for both, their tenant has not."""
+    harness = Harness(num_blocks=64, memory_config=MemoryConfig(tenants=limits))
+    if "b" in limits:
+        for i in range(7):
+            harness.run(tenant_request(f"cached {i}", "b", [i, *(t * (i + 3) % 31 for t in range(128))]))
+    prompts = [[i * t % 30 for t in range(49)] for i in (1, 7)]
+    requests = [tenant_request(f"r{i}", "a", prompt) for i, prompt in enumerate(prompts)]
+    longer = [replace(one, sampling=replace(one.sampling, max_tokens=60)) for one in requests]
+    expected = {}
+    for one in longer:
+        expected.update(Harness().run(one))
+    choices = harness.run(*longer)
+    for key, choice in expected.items():
+        assert (choices[key].tokens, choices[key].reason) == (choice.tokens, choice.reason)
+    harness.assert_idle_and_clean()
+
+
+def test_who_needs_more_than_its_quota_is_told() -> None:
+    harness = Harness(num_blocks=64, memory_config=MemoryConfig(tenants={"a": TenantLimits(quota=6)}))
+    one = tenant_request("r", "a", [*range(30), *range(19)])
+    choice = harness.run(replace(one, sampling=replace(one.sampling, max_tokens=60)))["r", 0]
+    assert choice.reason is FinishReason.ABORT
+    assert choice.error == "needs 7 blocks, may have 6"
+    assert len(choice.tokens) == 6 * 16 + 1 - 49
     harness.assert_idle_and_clean()

@@ -59,6 +59,20 @@ def test_the_last_call_is_answered_again_after_a_restart(tmp_path: Path) -> None
         engine.manager.clear_cache(salt="nobody's")  # writes a snapshot
 
 
+def test_what_watchers_are_told_is_not_journaled(tmp_path: Path) -> None:
+    """A snapshot that was written while somebody watched is replayed by a manager that nobody watches."""
+    engine = EngineSide(num_blocks=8, manager=open_at(tmp_path / "journal"))
+    engine.manager.events(0)
+    engine.manager.clear_cache()
+    for i in range(1, 40):
+        engine.finish(i, range(100 * i, 100 * i + 100))
+    again = open_at(killed_copy(tmp_path / "journal", tmp_path / "copy"))
+    assert again.check_integrity() == []
+    seen, seen_again = ([event.change for event in side.events(0)] for side in (engine.manager, again))
+    assert len(seen_again) > 1
+    assert list(map(repr, seen)) == list(map(repr, seen_again))
+
+
 def test_new_epochs_are_never_old_ones(tmp_path: Path) -> None:
     manager = open_at(tmp_path / "journal")
     first = manager.register_engine("e", 8, 16, "m").epoch

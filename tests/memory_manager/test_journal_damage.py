@@ -1,21 +1,27 @@
 """Journals that were torn, damaged or could not be written."""
 
+import asyncio
+import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from memory_manager import (
     AcquireStatus,
+    JournalConfig,
     JournalCorruptError,
     JournalUnavailableError,
+    MemoryConfig,
+    MemoryManager,
     PreconditionError,
     repair_journal,
 )
 from memory_manager.journal.file import read_records
 from memory_manager.journal.records import Kind
-from tests.memory_manager.engine_side import EngineSide, int32s
+from services.memory import process
+from tests.memory_manager.engine_side import Clock, EngineSide, int32s
 from tests.memory_manager.journals import assert_same_state, killed_copy, newest, open_at
 
 
@@ -109,16 +115,53 @@ def test_there_may_be_nothing_to_repair(tmp_path: Path) -> None:
     assert repair_journal(tmp_path) == 0
 
 
-def test_a_full_disk_keeps_the_answer_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = tmp_path / "journal"
-    engine = EngineSide(num_blocks=8, manager=open_at(directory))
-
+@contextlib.contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def full(descriptor: int, data: object) -> int:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr("memory_manager.journal.file.os.write", full)
-        with pytest.raises(JournalUnavailableError):
-            engine.acquire(1, range(40), tenant="c")
+        yield
+
+
+def test_what_was_cleared_on_a_full_disk_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(num_blocks=8, manager=open_at(directory))
+    engine.finish(1, range(64))
+    with full_disk(monkeypatch), pytest.raises(JournalUnavailableError):
+        engine.manager.clear_cache()
+    assert engine.num_cached(range(64)) == 0
+    assert engine.acquire(2, range(64)).num_cached == 0
+    again = open_at(killed_copy(directory, tmp_path / "copy"))
+    assert_same_state(engine.manager, again)
+
+
+async def test_the_reaper_outlives_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "REAP_INTERVAL_S", 0.01)
+    clock = Clock()
+    config = MemoryConfig(lease_ms=1000, journal=JournalConfig(tmp_path / "journal"))
+    manager = MemoryManager(config, clock)
+    manager.register_engine("engine", 8, 16, "model")
+    reaper = asyncio.create_task(process._reap(manager))
+    with full_disk(monkeypatch):
+        clock.now += 2
+        await asyncio.sleep(0.1)
+    assert any("leases:" in message for message in caplog.messages)
+    epoch = manager.register_engine("other", 8, 16, "model").epoch
+    clock.now += 2
+    await asyncio.sleep(0.1)
+    with pytest.raises(PreconditionError):
+        manager.heartbeat(epoch)
+    reaper.cancel()
+
+
+def test_a_full_disk_keeps_the_answer_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "journal"
+    engine = EngineSide(num_blocks=8, manager=open_at(directory))
+    with full_disk(monkeypatch), pytest.raises(JournalUnavailableError):
+        engine.acquire(1, range(40), tenant="c")
     assert engine.acquire(1, range(40), tenant="c").status is AcquireStatus.GRANTED
     assert_same_state(engine.manager, open_at(killed_copy(directory, tmp_path / "copy")))

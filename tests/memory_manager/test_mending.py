@@ -108,7 +108,7 @@ def test_what_cannot_be_mended_ends() -> None:
 
 def test_copies_can_be_examined_while_the_pool_goes_on() -> None:
     engine = lively()
-    (copy,) = engine.manager.copies_to_check()
+    (copy,) = engine.manager.copies_to_check().values()
     engine.release(3, 4)
     assert check_pool(copy) == []
     copy.pool.counters["num_free"] += 1

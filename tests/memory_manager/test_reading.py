@@ -156,12 +156,23 @@ def test_events_that_are_gone_are_not_made_up() -> None:
     assert refused.value.reason == "EVENTS_DROPPED"
 
 
+def test_numbers_of_an_earlier_start_are_gone() -> None:
+    earlier, later = EngineSide(), EngineSide()
+    (nothing,) = earlier.manager.events(0)
+    for manager_is_asked_before in (False, True):
+        if manager_is_asked_before:
+            later.manager.events(0)
+            later.finish(1, range(40))
+        with pytest.raises(OutOfRangeError):
+            later.manager.events(nothing.seq)
+
+
 def test_an_engine_that_ends_removes_everything() -> None:
     engine = EngineSide()
-    engine.manager.events(0)
+    (nothing,) = engine.manager.events(0)
     engine.finish(1, range(40))
     engine.manager.register_engine("engine", 64, 16, "model")
-    assert engine.manager.events(1)[-1].change == AllRemoved()
+    assert engine.manager.events(nothing.seq)[-1].change == AllRemoved()
 
 
 def test_pictures_show_states_users_depths_parents_and_owners() -> None:
