@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.admission import candidates, victims
 from engine.batch import Batch, ScheduledSequence, build_batch
 from engine.errors import MemoryManagerError, QueueFullError, StaleEpochError, TooLargeError
 from engine.kv_pool import BLOCK_SIZE
@@ -157,8 +158,10 @@ class Scheduler:
             self._settle(0.0 if any(map(can_run, self._running)) else IDLE_WAIT_S)
         if self._ledger.is_outstanding:
             return
-        self._preempt_if_short()
-        should_wait = self._ledger.send(self._running, self._candidates(), self._num_steps)
+        for victim in victims(self._running, self._ledger, self._denied):
+            self._preempt(victim)
+        asking = candidates(self._waiting, self._running, self._ledger, self._max_running, self._short_of)
+        should_wait = self._ledger.send(self._running, asking, self._num_steps)
         if should_wait or not self._running:
             self._settle(IDLE_WAIT_S)
 
@@ -190,45 +193,6 @@ class Scheduler:
         sequence.status = Status.RUNNING
         self._running.append(sequence)
         self._running.sort(key=lambda s: s.urgency)
-
-    def _candidates(self) -> list[Sequence]:
-        """Waiting sequences to ask blocks for, as many as may fit by what is known."""
-        # Each running sequence may soon need one more block.
-        available = self._ledger.num_available - len(self._running)
-        if self._running and self._short_of > available:
-            return []
-        candidates: list[Sequence] = []
-        room = self._max_running - sum(map(_num_choices, self._running)) - self._ledger.num_forking
-        for sequence in self._waiting.first(room):
-            available -= -(-sequence.num_tokens // BLOCK_SIZE)
-            room -= _num_choices(sequence)
-            # What is cached costs nothing, so the first one is always asked for.
-            if candidates and available < 0:
-                break
-            # More choices than may run at once run alone.
-            if room < 0 and (candidates or self._running):
-                break
-            candidates.append(sequence)
-        return candidates
-
-    def _preempt_if_short(self) -> None:
-        """Sends the least urgent sequences back to wait when others cannot write their next token."""
-        stuck = [s for s in self._running if s.capacity < s.num_tokens]
-        missing = len(stuck) - self._ledger.num_available
-        while missing > 0 and len(self._running) > 1:
-            victim = self._running[-1]
-            missing -= 1 + sum(1 for s in stuck if s is victim)
-            self._preempt(victim)
-        if missing <= 0 and self._ledger.num_fenced == 0:
-            self._preempt_denied()
-
-    def _preempt_denied(self) -> None:
-        """There are blocks, but not for these tenants: their least urgent sequences make room, or learn when
-        they ask again that they have all they may have."""
-        denied = {s.request.tenant for s in self._denied if s.status is Status.RUNNING and not can_run(s)}
-        self._denied = []
-        for tenant in denied:
-            self._preempt(next(s for s in reversed(self._running) if s.request.tenant == tenant))
 
     def _preempt(self, victim: Sequence) -> None:
         self._running.remove(victim)
@@ -331,8 +295,3 @@ class Scheduler:
         group = self._requests[sequence.request.request_id]
         if all(choice.status is Status.FINISHED for choice in group):
             del self._requests[sequence.request.request_id]
-
-
-def _num_choices(sequence: Sequence) -> int:
-    """With those that are forked when its prompt is computed."""
-    return 1 + len(sequence.siblings)

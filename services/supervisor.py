@@ -15,7 +15,6 @@ from typing import Any
 from services.config import (
     ENV_PREFIX,
     CommonConfig,
-    ConfigError,
     EngineConfig,
     FrontendConfig,
     MemoryManagerConfig,
@@ -23,6 +22,7 @@ from services.config import (
     to_environment,
 )
 from services.signals import SUPERVISED, wait_for_signal
+from services.sockets import bind
 from services.startup import StartError
 
 logger = logging.getLogger(__name__)
@@ -166,15 +166,7 @@ async def _start_and_watch(children: list[Child], on_ready: Callable[[str], None
 def _check_doors(config: FrontendConfig) -> None:
     """A port in use is said at once, not after the model has loaded."""
     for option, port in (("--http-port", config.http_port), ("--grpc-port", config.grpc_port)):
-        try:
-            family, kind, _, _, address = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-        except OSError as error:
-            raise ConfigError(
-                f"{option}={port}: cannot listen on {config.host}:{port}: {error.strerror}"
-            ) from error
+        bind(option, config.host, port).close()
 
 
 def _with_port(address: str) -> str:

@@ -21,6 +21,7 @@ from services.frontend.metrics import FrontendMetrics
 from services.frontend.peer_stats import PeerStats
 from services.grpc_server import GrpcServer, channel
 from services.signals import wait_for_signal
+from services.sockets import bind
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,10 @@ class Frontend:
         """Opens both doors and begins to look for the peers. Raises ConfigError when a port is taken."""
         _raise_file_limit()
         config, core = self._config, self.core
-        listener = _listen(config.host, config.http_port)
+        listener = bind("--http-port", config.host, config.http_port)
+        # A client whose machine is gone is noticed; accepted sockets inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
         self.http_port = listener.getsockname()[1]
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(core), self._grpc.server)
         try:
@@ -133,25 +137,6 @@ class Frontend:
                 serving = not serving
                 await self._grpc.set_serving(serving)
             await asyncio.sleep(READY_POLL_S)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # With the protocol named, accepted sockets get TCP_NODELAY from asyncio; otherwise they do not.
-        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # A client whose machine is gone is noticed; accepted sockets inherit it.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise ConfigError(f"--http-port={port}: cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener
 
 
 def _join(host: str, port: int) -> str:
